@@ -1,0 +1,217 @@
+"""Checkpoints of a run folder: written atomically, manifest last; found, verified, pruned.
+
+    RUN/checkpoints/update-00000500/  manifest.json  state.json  weights.safetensors  [ema.safetensors]  engine/...
+    RUN/checkpoints/best.json         {"name": ..., "top1": ...}
+
+In: an engine that saves its own state under engine/. weights.safetensors and ema.safetensors hold full fp32 tensors
+by timm's names: eval, predict and export read these alone and unpickle nothing. engine/ is unpickled by torch DCP and
+DeepSpeed, so a checkpoint is opened only if every file's SHA-256 is the one in the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from vitscale.distributed import World
+from vitscale.engine.base import Engine
+from vitscale.errors import CheckpointError
+from vitscale.results.run_folder import write_json
+
+MANIFEST = "manifest.json"
+_PARTIAL = ".writing-"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Where a run stands. Order and randomness are functions of seed, window and sample: nothing else is needed.
+
+    update: applied updates. window: data windows consumed (updates and skipped steps). images_seen: real images.
+    identity: what must not change when the run is resumed. evaluated_window: the last window after which it was evaluated.
+    """
+
+    update: int
+    window: int
+    images_seen: int
+    identity: dict[str, Any]
+    best_top1: float | None = None
+    evaluated_window: int = 0
+
+
+def checkpoint_name(update: int) -> str:
+    """The folder name of a checkpoint."""
+    return f"update-{update:08d}"
+
+
+def write_checkpoint(run: Path, engine: Engine, state: TrainState, world: World, *, ema: bool) -> Path | None:
+    """Write a checkpoint; it exists under its name only when it is whole. Collective.
+
+    None, with nothing written, if a weight is not finite: the last good checkpoint must stay the last.
+    """
+    final = run / "checkpoints" / checkpoint_name(state.update)
+    partial = final.parent / f"{_PARTIAL}{final.name}"
+    if world.on_main(lambda: _prepare(final, partial)):
+        return final
+    weights = engine.gathered_parameters()
+    if world.any(not all(bool(w.isfinite().all()) for w in weights.values())):
+        world.on_main(lambda: shutil.rmtree(partial))
+        return None
+    engine.save(partial / "engine")
+    average = engine.gathered_parameters(ema=True) if ema else {}
+    if world.main:
+        _save_tensors(weights, partial / "weights.safetensors")
+        if ema:
+            _save_tensors(average, partial / "ema.safetensors")
+        write_json(partial / "state.json", asdict(state))
+    world.barrier()
+    if world.main:
+        _seal(partial, final)
+    world.barrier()
+    return final
+
+
+def _prepare(final: Path, partial: Path) -> bool:
+    """Whether the checkpoint is there already; else an empty folder to write into."""
+    if (final / MANIFEST).is_file():
+        return True
+    shutil.rmtree(final, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / "engine").mkdir(parents=True)
+    return False
+
+
+def _save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+
+
+def _seal(partial: Path, final: Path) -> None:
+    """Manifest last, everything on disk, then the name."""
+    files = sorted(p for p in partial.rglob("*") if p.is_file())
+    digests = {p.relative_to(partial).as_posix(): {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in files}
+    for path in files:
+        _sync(path)
+    write_json(partial / MANIFEST, {"version": _VERSION, "files": digests})
+    partial.rename(final)
+    _sync(final.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- keeping ------------------------------------------------------------------------------------------------------
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The whole checkpoints of a run, oldest first."""
+    return sorted(p.parent for p in (run / "checkpoints").glob(f"update-*/{MANIFEST}"))
+
+
+def mark_best(run: Path, update: int, top1: float) -> None:
+    """Remember which checkpoint is the best one."""
+    (run / "checkpoints").mkdir(exist_ok=True)
+    write_json(run / "checkpoints" / "best.json", {"name": checkpoint_name(update), "top1": top1})
+
+
+def prune(run: Path, keep_last: int) -> None:
+    """Delete all but the last `keep_last` checkpoints and the best one, and what a killed run left half-written."""
+    keep = {p.name for p in checkpoints(run)[-keep_last:]} | {_best_name(run)}
+    for path in checkpoints(run):
+        if path.name not in keep:
+            (path / MANIFEST).unlink()  # from here on it is no checkpoint, also if we are killed on the way
+            shutil.rmtree(path)
+
+
+def sweep(run: Path) -> None:
+    """Remove what killed runs left: half-written, half-deleted and half-converted checkpoints."""
+    folder = run / "checkpoints"
+    leftovers = [*folder.glob(f"{_PARTIAL}*"), *folder.glob(".universal-*")]
+    leftovers += [p for p in folder.glob("update-*") if not (p / MANIFEST).is_file()]
+    for path in leftovers:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _best_name(run: Path) -> str | None:
+    try:
+        return str(json.loads((run / "checkpoints" / "best.json").read_text())["name"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{run / 'checkpoints' / 'best.json'} is damaged; delete it") from None
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def find_checkpoint(run: Path, which: str = "last") -> Path:
+    """The checkpoint called `best`, `last` or by its name, verified. `best` falls back to `last` if none was marked.
+
+    Raises CheckpointError if there is none or a file is missing, truncated or altered.
+    """
+    present = checkpoints(run)
+    if not present:
+        raise CheckpointError(f"{run} holds no checkpoint; train it first")
+    name = {"best": _best_name(run), "last": present[-1].name}.get(which, which) or present[-1].name
+    path = run / "checkpoints" / name
+    if path not in present:
+        names = ", ".join(p.name for p in present)
+        raise CheckpointError(f"{run} has no checkpoint {name}; it has best, last, {names}")
+    verify_manifest(path)
+    return path
+
+
+def verify_manifest(checkpoint: Path) -> None:
+    """Raise CheckpointError unless every file is there, whole and unaltered, and none was added."""
+    try:
+        listed = json.loads((checkpoint / MANIFEST).read_text())["files"]
+        expected = {name: (entry["sha256"], entry["bytes"]) for name, entry in listed.items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{checkpoint / MANIFEST} is damaged; delete {checkpoint} and resume") from None
+    advice = f"; delete {checkpoint} to resume from an older one"
+    present = {p.relative_to(checkpoint).as_posix() for p in checkpoint.rglob("*") if p.is_file()} - {MANIFEST}
+    for name in sorted(expected.keys() | present):
+        path = checkpoint / name
+        if name not in present:
+            raise CheckpointError(f"{path} is missing{advice}")
+        if name not in expected:
+            raise CheckpointError(f"{path} is not in the manifest{advice}")
+        digest, size = expected[name]
+        if path.stat().st_size != size:
+            raise CheckpointError(f"{path} is truncated: {path.stat().st_size} bytes instead of {size}{advice}")
+        if _sha256(path) != digest:
+            raise CheckpointError(f"{path} was altered: its SHA-256 is not the manifest's{advice}")
+
+
+def read_state(checkpoint: Path) -> TrainState:
+    """Where the run stood."""
+    return TrainState(**json.loads((checkpoint / "state.json").read_text()))
+
+
+def read_weights(checkpoint: Path, *, ema: bool = False) -> dict[str, torch.Tensor]:
+    """Full fp32 weights (or their EMA) by timm's names, on the CPU."""
+    path = checkpoint / ("ema.safetensors" if ema else "weights.safetensors")
+    if not path.is_file():
+        raise CheckpointError(f"{checkpoint} has no EMA weights; the run had optim.ema_decay off")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None

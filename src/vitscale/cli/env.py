@@ -1,0 +1,7 @@
+"""`vitscale env`: what this machine has."""
+
+from __future__ import annotations
+
+
+def env() -> None:
+    """Show versions and devices."""

@@ -1,0 +1,36 @@
+"""`vitscale recipes`: what is packaged, with what each needs and what to expect of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def recipes(json: Annotated[bool, typer.Option("--json", help="Print a JSON list, not a table.")] = False) -> None:
+    """List the packaged recipes: kind, hardware, time, expected result.
+
+    A recipe's name is the CONFIG of train, show and verify. Nothing in it is fixed: any key can be overridden, and
+    `vitscale show NAME > my.yaml` gives a file to edit.
+
+    Examples:
+
+      vitscale recipes
+      vitscale train digits
+      vitscale show cifar10-vit-b16 train.global_batch_size=128
+    """
+    from vitscale.config.load import recipes as packaged
+
+    if json:
+        import json as json_module
+        from dataclasses import asdict
+
+        typer.echo(json_module.dumps([asdict(recipe) for recipe in packaged()], indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("recipe", "kind", "hardware", "time", "expected", "what it is")
+    for recipe in packaged():
+        table.add_row(recipe.name, recipe.kind, recipe.hardware, recipe.time, recipe.expected, recipe.summary)
+    Console().print(table)

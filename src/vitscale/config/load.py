@@ -1,0 +1,138 @@
+"""Recipes, YAML files and overrides -> RunConfig, and back to YAML.
+
+In: a packaged recipe's name or a path, dotted overrides, a file of DeepSpeed's keys. Out: a validated RunConfig.
+Order, later wins: the file, --ds-config, overrides. Everything wrong is one ConfigError sentence that names the
+dotted key. What depends on data, device or number of processes is checked elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from vitscale.config.deepspeed_keys import check_deepspeed_section
+from vitscale.config.messages import describe, nearest, tidy
+from vitscale.config.overrides import Tree, apply_overrides, merge, parse_yaml
+from vitscale.config.run import RunConfig
+from vitscale.errors import ConfigError
+
+_RECIPES = files("vitscale.config") / "recipes"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a packaged recipe says of itself; not part of RunConfig."""
+
+    name: str
+    kind: str
+    hardware: str
+    time: str
+    expected: str
+    summary: str
+
+
+def recipes() -> list[Recipe]:
+    """All packaged recipes, by name."""
+    names = sorted(entry.name.removesuffix(".yaml") for entry in _RECIPES.iterdir() if entry.name.endswith(".yaml"))
+    return [_recipe(name) for name in names]
+
+
+def load_config(source: str | Path, overrides: Sequence[str] = (), ds_config: Path | None = None) -> RunConfig:
+    """Load a recipe (by name) or a YAML file, lay a DeepSpeed file and `section.key=value` overrides on it.
+
+    >>> load_config("digits", ["optim.lr=1e-3"]).optim.lr
+    0.001
+    """
+    tree = _read(source)
+    tree.pop("recipe", None)
+    if ds_config is not None:
+        tree = merge(tree, {"deepspeed": _read_json(ds_config)})
+    return build_config(apply_overrides(tree, overrides))
+
+
+def build_config(tree: Tree) -> RunConfig:
+    """Validate a plain tree (as YAML gives it) into a RunConfig; ConfigError names the key that is wrong."""
+    if tree.get("train") is None:
+        tree = {**tree, "train": {}}  # so that the error is about what is needed, not about a missing section
+    try:
+        config = RunConfig.model_validate(tidy(tree, RunConfig))
+    except ValidationError as error:
+        raise ConfigError(describe(error, RunConfig)) from None
+    if config.deepspeed:
+        check_deepspeed_section(config.deepspeed)
+    return config
+
+
+def dump_config(config: RunConfig) -> str:
+    """Write a RunConfig as YAML that `load_config` reads back to an equal one."""
+    return str(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=110))
+
+
+def _read(source: str | Path) -> Tree:
+    if isinstance(source, str) and "/" not in source and not source.endswith((".yaml", ".yml")):
+        return _read_recipe(source)
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist; `vitscale recipes` lists the packaged ones") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read ({_reason(error)})") from None
+    return _mapping(parse_yaml(text, str(path)), f"config file {path}")
+
+
+def _read_recipe(name: str) -> Tree:
+    entry = _RECIPES / f"{name}.yaml"
+    if not entry.is_file():
+        known = [recipe.name for recipe in recipes()]
+        raise ConfigError(
+            f"there is no recipe {name!r}{nearest(name, known)}; `vitscale recipes` lists them, and a file of your own "
+            "is given by a path that ends in .yaml"
+        )
+    return _mapping(parse_yaml(entry.read_text(encoding="utf-8"), f"recipe {name}"), f"recipe {name}")
+
+
+def _recipe(name: str) -> Recipe:
+    section = _read_recipe(name).get("recipe")
+    wanted = {field.name for field in fields(Recipe)} - {"name"}
+    assert isinstance(section, dict), f"recipe {name} has no recipe section"
+    assert set(section) == wanted, f"recipe {name}: its recipe section needs {wanted}"
+    return Recipe(name=name, **section)
+
+
+def _read_json(path: Path) -> Tree:
+    try:
+        section = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    except FileNotFoundError:
+        raise ConfigError(f"DeepSpeed config {path} does not exist") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"DeepSpeed config {path} is not readable JSON ({_reason(error)})") from None
+    except ConfigError as error:
+        raise ConfigError(f"DeepSpeed config {path}: {error}") from None
+    return _mapping(section, f"DeepSpeed config {path}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Tree:
+    tree: Tree = {}
+    for key, value in pairs:
+        if key in tree:
+            raise ConfigError(f"the key {key} is given twice")
+        tree[key] = value
+    return tree
+
+
+def _mapping(tree: Any, what: str) -> Tree:
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{what} must hold sections and keys, not {'nothing' if tree is None else repr(tree)[:40]}")
+    return tree
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

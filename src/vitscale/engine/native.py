@@ -1,0 +1,289 @@
+"""The native engines: one device, DDP and FSDP2, with PyTorch's own optimizers.
+
+In: a plain model on its device. Here live what DeepSpeed owns in its engine: accumulation, loss scale, clipping,
+fp32 masters of bf16 weights, and the state for checkpoints, written with torch DCP under parameter names so that any
+world size and any native engine can load it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from vitscale.config.decide import Decisions
+from vitscale.config.run import RunConfig
+from vitscale.data.batch import MicroBatch, UpdateBatch
+from vitscale.distributed import World
+from vitscale.engine.base import LossFn, OptimizerState, StepOutput
+from vitscale.engine.update import UpdateRules
+from vitscale.models.drop_path import num_draws
+from vitscale.optim.build import build_optimizer
+from vitscale.optim.ema import Ema
+from vitscale.optim.groups import param_groups
+from vitscale.parallel.apply import DTYPES, data_parallel, prepare
+from vitscale.phases import NULL, Recorder
+
+
+class NativeEngine(UpdateRules):
+    """engine single, ddp or fsdp2."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        config: RunConfig,
+        decisions: Decisions,
+        world: World,
+        total_updates: int,
+        recorder: Recorder = NULL,
+    ) -> None:
+        super().__init__(model, loss_fn, config, decisions, world, total_updates, recorder)
+        model.to(world.device)
+        prepare(model, config.performance, decisions.engine)
+        self._masters = self._cast(model)
+        mesh = None if decisions.engine == "single" else world.mesh()
+        self.module = data_parallel(model, decisions, mesh)
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        groups = param_groups(model, config.optim)
+        for group in groups:
+            group["params"] = [self._weight(name) for name in group["param_names"]]
+        self._optimizer = build_optimizer(groups, config.optim, device_type=world.device.type)
+        self._scaler = torch.amp.GradScaler(world.device.type, enabled=decisions.precision.compute == "fp16")
+        decay = config.optim.ema_decay
+        self._ema = Ema(decay, self._local_weights()) if decay else None
+        if decisions.engine == "ddp" and (world.device.type == "cpu" or config.train.deterministic):
+            self._settle_buckets()
+
+    def _cast(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """bf16 weights with fp32 masters, where FSDP2's own policy does not keep them; empty otherwise."""
+        params = self.decisions.precision.params
+        if params == "fp32" or self.decisions.engine == "fsdp2":
+            return {}
+        masters = {n: nn.Parameter(p.detach().clone()) for n, p in model.named_parameters() if p.requires_grad}
+        model.to(DTYPES[params])
+        return masters
+
+    def _weight(self, name: str) -> nn.Parameter:
+        """What the optimizer steps on: the fp32 master if there is one."""
+        return self._masters.get(name) or self._parameters[name]
+
+    def _weights(self) -> dict[str, nn.Parameter]:
+        return {name: self._weight(name) for name in self._parameters}
+
+    def _local_weights(self) -> dict[str, torch.Tensor]:
+        return {name: _local(weight) for name, weight in self._weights().items()}
+
+    def _settle_buckets(self) -> None:
+        """DDP regroups its buckets after the first backward, which changes the order of sums; let it do so before
+        the first update, so that a resumed run adds in the same order as one that never stopped."""
+        size = self.config.model.img_size or self._plain.patch_embed.img_size[0]  # type: ignore[union-attr]
+        device = self.world.device
+        micro = MicroBatch(
+            images=torch.zeros(1, self.config.model.in_chans, size, size, device=device),
+            targets=torch.zeros(1, dtype=torch.long, device=device),
+            weights=torch.zeros(1, device=device),
+            draws=torch.zeros(1, num_draws(self._plain), device=device),
+        )
+        self.module.train()
+        self.weighted_loss(micro, 1.0).backward()  # type: ignore[no-untyped-call]
+        self.module.zero_grad(set_to_none=True)
+
+    # --- one update -------------------------------------------------------------------------------------------
+
+    def train_batch(self, batch: UpdateBatch) -> StepOutput:
+        """Run all micro-steps and one optimizer step."""
+        self.begin_update()
+        self.set_learning_rate(self._optimizer.param_groups)
+        world_size = self.world.world_size
+        # DDP and FSDP2 average gradients over ranks; the update wants the mean over all its real samples.
+        scale = world_size / batch.num_samples
+        loss = torch.zeros((), device=self.world.device)
+        last = len(batch.micro_batches) - 1
+        for index, micro in enumerate(batch.micro_batches):
+            with self._reducing(index == last):
+                with self.recorder.phase("forward"):
+                    share = self.weighted_loss(micro, scale)
+                with self.recorder.phase("backward"):
+                    self._scaler.scale(share).backward()  # type: ignore[no-untyped-call]
+            loss += share.detach() / world_size
+        with self.recorder.phase("optimizer"):
+            norm, applied = self._step()
+        return StepOutput(loss, norm, applied)
+
+    def _reducing(self, last: bool) -> AbstractContextManager[object]:
+        """DDP reduces once per update; FSDP2 at every micro-step, since it keeps only shards of the gradients."""
+        if isinstance(self.module, DistributedDataParallel) and not last:
+            return self.module.no_sync()
+        return nullcontext()
+
+    def _step(self) -> tuple[torch.Tensor | None, bool]:
+        self._gradients_to_masters()
+        self._scaler.unscale_(self._optimizer)
+        norm = self._clip()
+        self._scaler.step(self._optimizer)
+        applied = self._update_scale()
+        self.module.zero_grad(set_to_none=True)
+        self._masters_to_weights()
+        if applied:
+            if self._ema:
+                self._ema.follow(self._local_weights(), self.update)
+            self.update += 1
+        return norm, applied
+
+    def _gradients_to_masters(self) -> None:
+        for name, master in self._masters.items():
+            grad = self._parameters[name].grad
+            master.grad = None if grad is None else grad.float()
+
+    @torch.no_grad()
+    def _masters_to_weights(self) -> None:
+        if self._masters:
+            names = list(self._masters)
+            torch._foreach_copy_([self._parameters[n] for n in names], [self._masters[n] for n in names])
+
+    def _clip(self) -> torch.Tensor | None:
+        limit = self.config.optim.clip_grad
+        if limit is None:
+            return None
+        norm = nn.utils.clip_grad_norm_(self._weights().values(), limit)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def _update_scale(self) -> bool:
+        """Whether the step was applied; only fp16 can skip one, and only there the host waits for the device."""
+        if not self._scaler.is_enabled():
+            return True
+        before = self._scaler.get_scale()
+        self._scaler.update()
+        return bool(self._scaler.get_scale() >= before)
+
+    # --- evaluation -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _ema_in_place(self) -> Iterator[None]:
+        assert self._ema is not None, "EMA is off"
+        targets = {name: _local(p) for name, p in self._parameters.items()}
+        kept = {name: tensor.clone() for name, tensor in targets.items()}
+        self._fill(targets, self._ema.average)
+        try:
+            yield
+        finally:
+            self._fill(targets, kept)
+
+    @torch.no_grad()
+    def _fill(self, targets: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> None:
+        for name, tensor in targets.items():
+            tensor.copy_(values[name])
+        if isinstance(self.module, FSDPModule):
+            self.module.reshard()
+
+    # --- state ------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write weights (fp32 masters), frozen weights and optimizer state with torch DCP."""
+        dcp.save(self._tensors(), storage_writer=FileSystemWriter(folder / "dcp"), no_dist=not self.world.grouped)
+        if self.world.main:
+            extra = {"update": self.update, "scaler": self._scaler.state_dict()}
+            (folder / "engine.json").write_text(json.dumps(extra))
+
+    def load(self, folder: Path) -> None:
+        """Load what any native engine saved at any world size."""
+        self._allocate_optimizer_state(folder / "dcp")
+        reader = FileSystemReader(folder / "dcp")
+        dcp.load(self._tensors(), storage_reader=reader, no_dist=not self.world.grouped)
+        extra = json.loads((folder / "engine.json").read_text())
+        self.update = extra["update"]
+        if extra["scaler"] and self._scaler.is_enabled():
+            self._scaler.load_state_dict(extra["scaler"])
+        self._masters_to_weights()
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that a checkpoint holds, under `weight/NAME` and `optim/NAME/KEY`; loading fills it in place."""
+        tensors = {f"weight/{name}": p.detach() for name, p in self._plain.named_parameters()}
+        for name, weight in self._weights().items():
+            tensors[f"weight/{name}"] = weight.detach()
+            for key, value in self._optimizer.state.get(weight, {}).items():
+                tensors[f"optim/{name}/{key}"] = value
+        return tensors
+
+    def _allocate_optimizer_state(self, folder: Path) -> None:
+        """Give the optimizer the tensors that the checkpoint will fill: shapes of the weight, or scalars (`step`)."""
+        weights = self._weights()
+        for full_key, meta in FileSystemReader(folder).read_metadata().state_dict_metadata.items():
+            if not full_key.startswith("optim/") or not isinstance(meta, TensorStorageMetadata):
+                continue
+            _, name, key = full_key.split("/")
+            weight = weights[name]
+            if len(meta.size) == 0:
+                on_device = any(g.get("fused") or g.get("capturable") for g in self._optimizer.param_groups)
+                device = self.world.device if on_device else torch.device("cpu")
+                value = torch.zeros((), dtype=meta.properties.dtype, device=device)
+            else:
+                value = torch.zeros_like(weight, dtype=meta.properties.dtype)
+            self._optimizer.state[weight][key] = value
+
+    def gathered_parameters(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
+        """Full fp32 weights on rank 0's CPU, by timm's names."""
+        weights = self._weights()
+        full = {}
+        for name, parameter in self._plain.named_parameters():
+            source = weights.get(name, parameter).detach()
+            if ema and self._ema and name in weights:
+                source = _like(self._ema.average[name], source)
+            full[name] = self._to_main(source)
+        full.update({name: self._to_main(buffer) for name, buffer in self._plain.named_buffers()})
+        return full if self.world.main else {}
+
+    def load_ema(self, full: dict[str, torch.Tensor]) -> None:
+        """Take this rank's part of a full average, given on every rank."""
+        assert self._ema is not None, "EMA is off"
+        for name, weight in self._weights().items():
+            self._ema.average[name].copy_(_part(full[name], weight))
+
+    def gathered_optimizer_state(self) -> OptimizerState:
+        """Full optimizer state on rank 0's CPU, by timm's names."""
+        gathered: OptimizerState = {}
+        for name, weight in self._weights().items():
+            state = self._optimizer.state.get(weight, {})
+            gathered[name] = {key: self._to_main(value) for key, value in state.items()}
+        return gathered if self.world.main else {}
+
+    def _to_main(self, tensor: torch.Tensor) -> torch.Tensor:
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return whole.detach().cpu().clone() if self.world.main else torch.empty(0)
+
+    def close(self) -> None:
+        """Nothing outlives the object."""
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _like(local: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """A local shard as the DTensor that `model` is; itself where `model` is a plain tensor."""
+    if not isinstance(model, DTensor):
+        return local
+    return DTensor.from_local(
+        local, model.device_mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
+    )
+
+
+def _part(full: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a full tensor, cut as `model` is."""
+    full = full.to(model.device)
+    if not isinstance(model, DTensor):
+        return full
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(full, model.device_mesh, model.placements, src_data_rank=None).to_local()

@@ -1,0 +1,312 @@
+"""The composition root: a RunConfig becomes a finished run. `vitscale train` and every child rank call it.
+
+In: the config file of one command, inside a process that a launcher may have given a rank. Out: a run folder
+(results.run_folder) and a Result. Nothing here loops or computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vitscale import checkpoint
+from vitscale.checkpoint import TrainState
+from vitscale.config.decide import Decisions, decide
+from vitscale.config.load import dump_config, load_config
+from vitscale.config.run import RunConfig
+from vitscale.data.images import Splits
+from vitscale.data.loader import EvalLoader, TrainLoader
+from vitscale.data.sources import open_splits
+from vitscale.distributed import World, environment_ranks, joined, make_deterministic, pick_device, seed_everything
+from vitscale.engine.base import Engine
+from vitscale.engine.build import build_engine
+from vitscale.errors import EXIT_OK, CheckpointError
+from vitscale.evaluate import EvalResult, evaluate
+from vitscale.launch.child import run_rank
+from vitscale.losses import build_loss
+from vitscale.models.build import build_model, image_size
+from vitscale.models.drop_path import num_draws
+from vitscale.observers.build import build_observers
+from vitscale.phases import NULL, Recorder
+from vitscale.results.run_folder import (
+    CONFIG,
+    ENVIRONMENT,
+    RESULT,
+    RunLock,
+    check_run_folder,
+    write_atomically,
+    write_json,
+)
+from vitscale.trainer import Observer, Plan, Trainer, plan_run
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run says of itself; also RUN/result.json."""
+
+    out: str
+    engine: str
+    zero_stage: int
+    world_size: int
+    updates: int
+    images_seen: int
+    best_top1: float | None
+    top1: float | None
+    top5: float | None
+    loss: float | None
+    train_seconds: float
+    checkpoint: str | None
+
+
+def train(
+    config: RunConfig,
+    out: Path,
+    *,
+    fresh: bool = False,
+    device: str | None = None,
+    recorder: Recorder = NULL,
+    observers: Sequence[Observer] | None = None,
+) -> Result:
+    """Train in this process (and in the other ranks, if a launcher started some), or resume what is in `out`.
+
+    device: "cpu", "cuda" or None (CUDA where there is one). Raises VitscaleError.
+    """
+    _, world_size, local_rank = environment_ranks()
+    decisions = decide(config, world_size=world_size, device_type=pick_device(device, local_rank).type)
+    if config.train.deterministic:
+        make_deterministic()
+    with joined(device, group=decisions.engine != "single") as world, _locked(world, out, fresh):
+        return _Run(config, decisions, world, out, recorder).go(observers)
+
+
+@contextmanager
+def _locked(world: World, out: Path, fresh: bool) -> Iterator[None]:
+    """Rank 0 holds the folder; the others hear of it if it cannot."""
+    locks: list[RunLock] = []
+
+    def take() -> None:
+        check_run_folder(out, fresh=fresh)
+        locks.append(RunLock(out))
+
+    world.on_main(take)
+    try:
+        yield
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+class _Run:
+    """Builds the parts in order; each step is one method."""
+
+    def __init__(self, config: RunConfig, decisions: Decisions, world: World, out: Path, recorder: Recorder) -> None:
+        self.config, self.decisions, self.world, self.out, self.recorder = config, decisions, world, out, recorder
+
+    def go(self, observers: Sequence[Observer] | None) -> Result:
+        config, world = self.config, self.world
+        seed_everything(config.train.seed)
+        identity = run_identity(config, self.decisions)
+        resume = world.on_main(lambda: self._resume_point(identity))
+        splits = self._open_data()
+        model = build_model(config.model, config.model.num_classes or len(splits.classes), config.train.seed)
+        img_size = image_size(model)
+        loader = self._train_loader(splits, img_size, num_draws(model), model.num_classes)
+        plan = plan_run(config, loader.updates_per_epoch)
+        engine = build_engine(
+            model,
+            build_loss(config.train),
+            config,
+            self.decisions,
+            world,
+            plan.total_updates,
+            self.recorder,
+            resume_from=resume / "engine" if resume else None,
+        )
+        state = self._restore(engine, resume) if resume else TrainState(0, 0, 0, identity)
+        world.on_main(self._describe)
+        watching = build_observers(config, self.out) if observers is None and world.main else observers or ()
+        evaluator = self._evaluator(engine, splits, img_size, model.num_classes)
+        trainer = Trainer(
+            engine, loader, plan, state, config, world, self.out, evaluator, watching if world.main else (), self.recorder
+        )
+        try:
+            info = self._info(splits, loader, plan, state)
+            for observer in trainer.observers:
+                observer.start(info)
+            final = trainer.fit()
+        finally:
+            for observer in trainer.observers:
+                observer.close()
+            engine.close()
+        result = self._result(final, evaluator.last, trainer.train_seconds)
+        if world.main:
+            write_json(self.out / RESULT, {**asdict(result), "eval": evaluator.last.row() if evaluator.last else None})
+        return result
+
+    def _open_data(self) -> Splits:
+        model = self.config.model
+        return open_splits(
+            self.config.data,
+            img_size=model.img_size or 224,
+            in_chans=model.in_chans,
+            num_classes=model.num_classes,
+            seed=self.config.train.seed,
+        )
+
+    def _train_loader(self, splits: Splits, img_size: int, draws: int, num_classes: int) -> TrainLoader:
+        return TrainLoader(
+            splits.train,
+            self.config,
+            self.decisions.batch,
+            img_size=img_size,
+            mean=splits.mean,
+            std=splits.std,
+            num_classes=num_classes,
+            num_draws=draws,
+            rank=self.world.rank,
+            world_size=self.world.world_size,
+            device=self.world.device,
+            pad_to_micro_batch=self.config.performance.compile,
+            recorder=self.recorder,
+        )
+
+    def _evaluator(self, engine: Engine, splits: Splits, img_size: int, num_classes: int) -> Evaluator:
+        loader = EvalLoader(
+            splits.val,
+            self.config,
+            micro_batch_size=self.config.eval.micro_batch_size or self.decisions.batch.micro_batch_size,
+            img_size=img_size,
+            mean=splits.mean,
+            std=splits.std,
+            rank=self.world.rank,
+            world_size=self.world.world_size,
+            device=self.world.device,
+            pad_to_micro_batch=self.config.performance.compile,
+        )
+        return Evaluator(engine, loader, num_classes, self.world, ema=self.config.eval.use_ema)
+
+    def _resume_point(self, identity: dict[str, Any]) -> Path | None:
+        """The newest whole checkpoint, if this folder has one that belongs to this config."""
+        checkpoint.sweep(self.out)
+        if not checkpoint.checkpoints(self.out):
+            return None
+        path = checkpoint.find_checkpoint(self.out)
+        check_identity(checkpoint.read_state(path).identity, identity, path)
+        return path
+
+    def _restore(self, engine: Engine, path: Path) -> TrainState:
+        engine.load(path / "engine")
+        if self.config.optim.ema_decay is not None:
+            engine.load_ema(checkpoint.read_weights(path, ema=True))
+        return checkpoint.read_state(path)
+
+    def _describe(self) -> None:
+        from vitscale.measure.environment import describe
+
+        write_atomically(self.out / CONFIG, dump_config(self.config))
+        write_json(self.out / ENVIRONMENT, describe())
+
+    def _info(self, splits: Splits, loader: TrainLoader, plan: Plan, state: TrainState) -> dict[str, Any]:
+        return {
+            "out": str(self.out),
+            "engine": self.decisions.engine,
+            "zero_stage": self.decisions.zero_stage,
+            "world_size": self.world.world_size,
+            "device": str(self.world.device),
+            "precision": "/".join(self.decisions.precision),
+            **self.decisions.batch._asdict(),
+            "train_images": len(splits.train),
+            "val_images": len(splits.val),
+            "total_updates": plan.total_updates,
+            "updates_per_epoch": plan.updates_per_epoch,
+            "update": state.update,
+            "augment_on": loader.augment_on,
+            "notes": [*splits.notes, *loader.notes],
+        }
+
+    def _result(self, state: TrainState, last: EvalResult | None, seconds: float) -> Result:
+        names = [p.name for p in checkpoint.checkpoints(self.out)]
+        return Result(
+            out=str(self.out),
+            engine=self.decisions.engine,
+            zero_stage=self.decisions.zero_stage,
+            world_size=self.world.world_size,
+            updates=state.update,
+            images_seen=state.images_seen,
+            best_top1=state.best_top1,
+            top1=last.top1 if last else None,
+            top5=last.top5 if last else None,
+            loss=last.loss if last else None,
+            train_seconds=seconds,
+            checkpoint=names[-1] if names else None,
+        )
+
+
+class Evaluator:
+    """Evaluates an engine on one split; remembers the last result."""
+
+    def __init__(self, engine: Engine, loader: EvalLoader, num_classes: int, world: World, *, ema: bool) -> None:
+        self._engine, self._loader, self._num_classes, self._world, self._ema = engine, loader, num_classes, world, ema
+        self.last: EvalResult | None = None
+
+    def __call__(self, should_stop: Callable[[], bool]) -> EvalResult | None:
+        """Collective; None if asked to stop on the way."""
+        with self._engine.evaluating(ema=self._ema):
+            result = evaluate(
+                self._engine.eval_forward,
+                self._loader,
+                self._num_classes,
+                reduce=self._world.sum,
+                should_stop=should_stop,
+            )
+        self.last = result or self.last
+        return result
+
+
+def run_identity(config: RunConfig, decisions: Decisions) -> dict[str, Any]:
+    """What must stay the same when a run is resumed; everything else (devices, engine, length, rates) may change."""
+    dump = config.model_dump(mode="json")
+    data = {key: value for key, value in dump["data"].items() if key not in ("root", "workers", "download")}
+    model = {key: value for key, value in dump["model"].items() if key != "pretrained"}
+    identity = {f"model.{key}": value for key, value in model.items()}
+    identity |= {f"data.{key}": value for key, value in data.items()}
+    identity |= {f"optim.{key}": dump["optim"][key] for key in ("name", "ema_decay", "layer_decay")}
+    identity |= {"train.seed": config.train.seed, "train.global_batch_size": decisions.batch.global_batch_size}
+    identity["engine family"] = "deepspeed" if decisions.engine == "deepspeed" else "native"
+    return identity
+
+
+def check_identity(saved: dict[str, Any], now: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError naming the first key that differs."""
+    for key in now:
+        if key in saved and saved[key] != now[key]:
+            raise CheckpointError(
+                f"{path} is of a run with {key}={saved[key]}, and this command has {key}={now[key]}; "
+                "give the same config, or choose another --out"
+            )
+
+
+def train_from_file(config_path: Path, out: Path, *, fresh: bool = False, device: str | None = None) -> int:
+    """Train from a resolved config file and say on rank 0 where things are; returns 0 or raises VitscaleError."""
+    train(load_config(config_path), out, fresh=fresh, device=device)
+    return EXIT_OK
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """One rank: `python -m vitscale.run --config FILE --out DIR`."""
+    parser = argparse.ArgumentParser(prog="vitscale.run")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--device")
+    options = parser.parse_args(arguments)
+    return train_from_file(options.config, options.out, fresh=options.fresh, device=options.device)
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank(main))

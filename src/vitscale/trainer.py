@@ -1,0 +1,283 @@
+"""The training loop. Flows in: an engine, a loader, a plan and where the run stands. Flows out: rows to observers,
+checkpoints, and the state at the end.
+
+Not here: what an update is (engine), what a batch is (data), how a run is put together (run).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from vitscale.checkpoint import TrainState, mark_best, prune, write_checkpoint
+from vitscale.config.run import RunConfig
+from vitscale.data.batch import UpdateBatch
+from vitscale.data.loader import TrainLoader
+from vitscale.distributed import StopRequest, World
+from vitscale.engine.base import Engine, StepOutput
+from vitscale.errors import NonFiniteLoss, Stopped
+from vitscale.evaluate import EvalResult
+from vitscale.phases import NULL, Recorder
+
+Row = dict[str, Any]
+Evaluate = Callable[[Callable[[], bool]], EvalResult | None]
+"""Evaluates on val; takes a function that says when to give up, and then returns None. Collective."""
+
+
+class Observer(Protocol):
+    """Hears of a run on rank 0. Rows are flat dicts with a `kind`: train, eval, checkpoint or note."""
+
+    def start(self, info: Row) -> None:
+        """Once, before the first update of this session."""
+        ...
+
+    def metrics(self, row: Row) -> None:
+        """A row of numbers (kind train or eval)."""
+        ...
+
+    def event(self, row: Row) -> None:
+        """Something that happened (kind checkpoint or note)."""
+        ...
+
+    def close(self) -> None:
+        """Once, also after a failure."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long a run is. stop_window is None where max_updates ends it (fp16 may need more windows than updates)."""
+
+    total_updates: int
+    updates_per_epoch: int
+    stop_window: int | None
+
+
+def plan_run(config: RunConfig, updates_per_epoch: int) -> Plan:
+    """Epochs and max_updates, whichever comes first."""
+    by_epochs = config.train.epochs * updates_per_epoch if config.train.epochs else None
+    limits = [n for n in (by_epochs, config.train.max_updates) if n is not None]
+    return Plan(min(limits), updates_per_epoch, by_epochs)
+
+
+class Trainer:
+    """Runs updates until the plan is fulfilled."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        loader: TrainLoader,
+        plan: Plan,
+        state: TrainState,
+        config: RunConfig,
+        world: World,
+        run: Path,
+        evaluate: Evaluate,
+        observers: Sequence[Observer] = (),
+        recorder: Recorder = NULL,
+    ) -> None:
+        self.engine, self.loader, self.plan, self.state = engine, loader, plan, state
+        self.config, self.world, self.run = config, world, run
+        self.evaluate, self.observers, self.recorder = evaluate, observers, recorder
+        self.train_seconds = 0.0
+        self._interval = Interval(world)
+        self._nonfinite = 0
+
+    def fit(self) -> TrainState:
+        """Train from where the state says to the end of the plan.
+
+        Raises Stopped after a checkpoint at SIGTERM, NonFiniteLoss if the loss stays non-finite.
+        """
+        stop = StopRequest(self.world)
+        try:
+            self._evaluate_if_due(stop)  # a run stopped during an evaluation owes it
+            self._interval.restart()
+            if self.engine.update < self.plan.total_updates:
+                for batch in self.loader.iterate(self.state.window, self._last_window()):
+                    output = self.engine.train_batch(batch)
+                    self._advance(batch, output)
+                    self._after_update(stop)
+                    if stop.poll():
+                        self._stop()
+                    if self.engine.update >= self.plan.total_updates:
+                        break
+            self._finish(stop)
+        finally:
+            stop.close()
+        return self.state
+
+    def _last_window(self) -> int:
+        # Without epochs, skipped fp16 steps may stretch the run: the loop's own test ends it.
+        return self.plan.stop_window if self.plan.stop_window is not None else 2**62
+
+    def _advance(self, batch: UpdateBatch, output: StepOutput) -> None:
+        self._interval.add(output, batch.num_samples)
+        self.state = replace(
+            self.state,
+            update=self.engine.update,
+            window=batch.window + 1,
+            images_seen=self.state.images_seen + batch.num_samples,
+        )
+
+    def _after_update(self, stop: StopRequest) -> None:
+        if self.state.window % self.config.log.every_updates == 0:
+            self._log()
+        self._evaluate_if_due(stop)
+        if self._due(self.config.checkpoint.every_updates, self.config.checkpoint.every_epochs):
+            self._checkpoint()
+
+    def _due(self, every_updates: int | None, every_epochs: int | None) -> bool:
+        window = self.state.window
+        by_updates = every_updates is not None and window % every_updates == 0
+        by_epochs = every_epochs is not None and window % (every_epochs * self.plan.updates_per_epoch) == 0
+        return window > 0 and (by_updates or by_epochs)
+
+    # --- rows -------------------------------------------------------------------------------------------------
+
+    def _log(self) -> None:
+        """Fetch the interval's losses from the device, look at them, and tell the observers."""
+        row = self._interval.close()
+        if row is None:
+            return
+        self.train_seconds += row["step_time_s"] * len(row["losses"])
+        left = self.plan.total_updates - self.engine.update
+        row = {
+            "kind": "train",
+            "update": self.state.update,
+            "epoch": (self.state.window - 1) / self.plan.updates_per_epoch,
+            "lr": self.engine.learning_rate(),
+            "skipped": self.state.window - self.state.update,
+            "eta_s": left * row["step_time_s"],
+            **row,
+        }
+        self._tell(row)
+        for loss in row["losses"]:
+            self._nonfinite = 0 if math.isfinite(loss) else self._nonfinite + 1
+        if self._nonfinite >= self.config.train.max_nonfinite_updates:
+            self._give_up(row)
+
+    def _tell(self, row: Row) -> None:
+        for observer in self.observers:
+            observer.metrics(row)
+
+    def _happened(self, kind: str, **values: Any) -> None:
+        for observer in self.observers:
+            observer.event({"kind": kind, "update": self.state.update, **values})
+
+    def _give_up(self, row: Row) -> None:
+        hints = "lower optim.lr, set optim.clip_grad, or lengthen optim.warmup_updates"
+        if self.config.precision.compute == "fp16":
+            hints += ", or use precision.compute=bf16"
+        raise NonFiniteLoss(
+            f"the loss was not finite for {self._nonfinite} updates in a row, up to update {row['update']} (learning "
+            f"rate {row['lr']:.3g}, gradient norm {row['grad_norm']}); the last good checkpoint is kept; {hints}"
+        )
+
+    # --- evaluation and checkpoints -----------------------------------------------------------------------------
+
+    def _evaluate_if_due(self, stop: StopRequest) -> None:
+        if self.state.window != self.state.evaluated_window and self._due(None, self.config.eval.every_epochs):
+            self._evaluate(stop)
+
+    def _evaluate(self, stop: StopRequest) -> None:
+        self._log()
+        with self.recorder.phase("evaluate"):
+            result = self.evaluate(stop.poll)
+        if result is None:  # asked to stop on the way: the resumed run evaluates
+            return
+        best = self.state.best_top1
+        better = best is None or result.top1 > best
+        self.state = replace(
+            self.state,
+            evaluated_window=self.state.window,
+            best_top1=result.top1 if better else best,
+        )
+        epoch = self.state.window / self.plan.updates_per_epoch
+        self._tell({"kind": "eval", "update": self.state.update, "epoch": epoch, **result.row()})
+        if better and self.config.checkpoint.keep_best and self._checkpoint() and self.world.main:
+            mark_best(self.run, self.state.update, result.top1)
+        self._interval.restart()
+
+    def _checkpoint(self) -> bool:
+        """Write a checkpoint and delete old ones; False if the weights are not finite."""
+        self._log()
+        with self.recorder.phase("checkpoint"):
+            start = time.monotonic()
+            path = write_checkpoint(
+                self.run, self.engine, self.state, self.world, ema=self.config.optim.ema_decay is not None
+            )
+            if path is not None and self.world.main:
+                prune(self.run, self.config.checkpoint.keep_last)
+        if path is None:
+            self._happened("note", text=f"no checkpoint at update {self.state.update}: a weight is not finite")
+        else:
+            self._happened("checkpoint", path=str(path), seconds=time.monotonic() - start)
+        self._interval.restart()
+        return path is not None
+
+    def _stop(self) -> None:
+        self._checkpoint()
+        raise Stopped(
+            f"stopped at update {self.state.update} of {self.plan.total_updates} after a checkpoint; "
+            "run the same command again to go on"
+        )
+
+    def _finish(self, stop: StopRequest) -> None:
+        self._log()
+        if self.state.evaluated_window != self.state.window:
+            self._evaluate(stop)
+        if self.state.evaluated_window != self.state.window:
+            self._stop()
+        self._checkpoint()
+
+
+class Interval:
+    """Losses and times between two rows, left on the device until the row is due."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, so that evaluation and checkpoints do not count as training time."""
+        self._outputs: list[StepOutput] = []
+        self._images = 0
+        self._start = time.monotonic()
+
+    def add(self, output: StepOutput, images: int) -> None:
+        """One update."""
+        self._outputs.append(output)
+        self._images += images
+
+    def close(self) -> Row | None:
+        """The interval as a row, and a new interval; None if it is empty. Collective; waits for the device."""
+        if not self._outputs:
+            return None
+        losses = self._world.sum(torch.stack([output.loss for output in self._outputs])).tolist()
+        norm = self._outputs[-1].grad_norm
+        seconds = time.monotonic() - self._start
+        row = {
+            "loss": sum(losses) / len(losses),
+            "losses": losses,
+            "grad_norm": None if norm is None else float(norm),
+            "images_per_s": self._images / seconds,
+            "step_time_s": seconds / len(self._outputs),
+            **memory(self._world.device),
+        }
+        self.restart()
+        return row
+
+
+def memory(device: torch.device) -> Row:
+    """Peak memory of this rank: of the device, or of the process on the CPU."""
+    if device.type == "cuda":
+        return {"peak_allocated_bytes": torch.cuda.max_memory_allocated(device)}
+    import resource
+
+    return {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
