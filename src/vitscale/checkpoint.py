@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from vitscale.distributed import World
 from vitscale.engine.base import Engine
 from vitscale.errors import CheckpointError
-from vitscale.results.run_folder import write_json
+from vitscale.results.files import write_json
 
 MANIFEST = "manifest.json"
 _PARTIAL = ".writing-"
@@ -37,7 +37,8 @@ class TrainState:
     """Where a run stands. Order and randomness are functions of seed, window and sample: nothing else is needed.
 
     update: applied updates. window: data windows consumed (updates and skipped steps). images_seen: real images.
-    identity: what must not change when the run is resumed. evaluated_window: the last window after which it was evaluated.
+    identity: what must not change when the run is resumed.
+    evaluated_window: the last window after which it was evaluated.
     """
 
     update: int

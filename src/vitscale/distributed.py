@@ -84,7 +84,7 @@ class World:
         return values
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """What `work` returns on rank 0, on all ranks; an error meant for people is raised on all of them. Collective."""
+        """What `work` returns on rank 0, on all ranks; a VitscaleError is raised on all of them. Collective."""
         outcome: tuple[T | None, VitscaleError | None] = (None, None)
         if self.main:
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from vitscale.distributed import World, environment_ranks, joined, make_determin
 from vitscale.engine.base import Engine
 from vitscale.engine.build import build_engine
 from vitscale.errors import EXIT_OK, CheckpointError
+from vitscale.estimate.vit import check_resolution
 from vitscale.evaluate import EvalResult, evaluate
 from vitscale.launch.child import run_rank
 from vitscale.losses import build_loss
@@ -33,15 +34,8 @@ from vitscale.models.build import build_model, image_size
 from vitscale.models.drop_path import num_draws
 from vitscale.observers.build import build_observers
 from vitscale.phases import NULL, Recorder
-from vitscale.results.run_folder import (
-    CONFIG,
-    ENVIRONMENT,
-    RESULT,
-    RunLock,
-    check_run_folder,
-    write_atomically,
-    write_json,
-)
+from vitscale.results.files import write_atomically, write_json
+from vitscale.results.run_folder import CONFIG_FILE, check_run_folder, hold_run_folder
 from vitscale.trainer import Observer, Plan, Trainer, plan_run
 
 
@@ -87,18 +81,14 @@ def train(
 @contextmanager
 def _locked(world: World, out: Path, fresh: bool) -> Iterator[None]:
     """Rank 0 holds the folder; the others hear of it if it cannot."""
-    locks: list[RunLock] = []
+    with ExitStack() as held:
 
-    def take() -> None:
-        check_run_folder(out, fresh=fresh)
-        locks.append(RunLock(out))
+        def take() -> None:
+            check_run_folder(out, fresh=fresh)
+            held.enter_context(hold_run_folder(out))
 
-    world.on_main(take)
-    try:
+        world.on_main(take)
         yield
-    finally:
-        for lock in locks:
-            lock.release()
 
 
 class _Run:
@@ -110,9 +100,9 @@ class _Run:
     def go(self, observers: Sequence[Observer] | None) -> Result:
         config, world = self.config, self.world
         seed_everything(config.train.seed)
-        identity = run_identity(config, self.decisions)
-        resume = world.on_main(lambda: self._resume_point(identity))
         splits = self._open_data()
+        identity = run_identity(config, self.decisions, splits)
+        resume = world.on_main(lambda: self._resume_point(identity))
         model = build_model(config.model, config.model.num_classes or len(splits.classes), config.train.seed)
         img_size = image_size(model)
         loader = self._train_loader(splits, img_size, num_draws(model), model.num_classes)
@@ -129,11 +119,11 @@ class _Run:
         )
         state = self._restore(engine, resume) if resume else TrainState(0, 0, 0, identity)
         world.on_main(self._describe)
-        watching = build_observers(config, self.out) if observers is None and world.main else observers or ()
+        watching: Sequence[Observer] = ()
+        if world.main:
+            watching = build_observers(config, self.out) if observers is None else observers
         evaluator = self._evaluator(engine, splits, img_size, model.num_classes)
-        trainer = Trainer(
-            engine, loader, plan, state, config, world, self.out, evaluator, watching if world.main else (), self.recorder
-        )
+        trainer = Trainer(engine, loader, plan, state, config, world, self.out, evaluator, watching, self.recorder)
         try:
             info = self._info(splits, loader, plan, state)
             for observer in trainer.observers:
@@ -145,14 +135,14 @@ class _Run:
             engine.close()
         result = self._result(final, evaluator.last, trainer.train_seconds)
         if world.main:
-            write_json(self.out / RESULT, {**asdict(result), "eval": evaluator.last.row() if evaluator.last else None})
+            write_json(self.out / "result.json", asdict(result))
         return result
 
     def _open_data(self) -> Splits:
         model = self.config.model
         return open_splits(
             self.config.data,
-            img_size=model.img_size or 224,
+            img_size=check_resolution(model)[0],
             in_chans=model.in_chans,
             num_classes=model.num_classes,
             seed=self.config.train.seed,
@@ -208,8 +198,8 @@ class _Run:
     def _describe(self) -> None:
         from vitscale.measure.environment import describe
 
-        write_atomically(self.out / CONFIG, dump_config(self.config))
-        write_json(self.out / ENVIRONMENT, describe())
+        write_atomically(self.out / CONFIG_FILE, dump_config(self.config))
+        write_json(self.out / "environment.json", describe())
 
     def _info(self, splits: Splits, loader: TrainLoader, plan: Plan, state: TrainState) -> dict[str, Any]:
         return {
@@ -268,8 +258,11 @@ class Evaluator:
         return result
 
 
-def run_identity(config: RunConfig, decisions: Decisions) -> dict[str, Any]:
-    """What must stay the same when a run is resumed; everything else (devices, engine, length, rates) may change."""
+def run_identity(config: RunConfig, decisions: Decisions, splits: Splits) -> dict[str, Any]:
+    """What must stay the same when a run is resumed; everything else (devices, length, rates) may change.
+
+    classes, mean and std are what a trained model needs to read new images.
+    """
     dump = config.model_dump(mode="json")
     data = {key: value for key, value in dump["data"].items() if key not in ("root", "workers", "download")}
     model = {key: value for key, value in dump["model"].items() if key != "pretrained"}
@@ -277,6 +270,7 @@ def run_identity(config: RunConfig, decisions: Decisions) -> dict[str, Any]:
     identity |= {f"data.{key}": value for key, value in data.items()}
     identity |= {f"optim.{key}": dump["optim"][key] for key in ("name", "ema_decay", "layer_decay")}
     identity |= {"train.seed": config.train.seed, "train.global_batch_size": decisions.batch.global_batch_size}
+    identity |= {"classes": list(splits.classes), "mean": list(splits.mean), "std": list(splits.std)}
     identity["engine family"] = "deepspeed" if decisions.engine == "deepspeed" else "native"
     return identity
 

@@ -65,5 +65,5 @@ def test_a_full_window_gives_grad_accum_steps_full_micro_steps() -> None:
 
 
 def test_pairs_need_an_even_micro_batch() -> None:
-    with pytest.raises(ConfigError, match="train.micro_batch_size=3 must be even"):
+    with pytest.raises(ConfigError, match=r"train\.micro_batch_size=3 must be even"):
         share(10, 0, 1, 3, 2)

@@ -123,8 +123,17 @@ def test_synthetic_images_are_learnable_and_of_any_size() -> None:
     assert not torch.equal(splits.train.read(0), splits.val.read(0))
     assert splits.train.pixels is not None
     means = torch.stack([splits.train.pixels[splits.train.labels == label].float().mean(0) for label in range(4)])
-    nearest = [int((means - image.float()).square().sum((1, 2, 3)).argmin()) for image in map(splits.val.read, range(10))]
+    nearest = [
+        int((means - image.float()).square().sum((1, 2, 3)).argmin()) for image in map(splits.val.read, range(10))
+    ]
     assert nearest == splits.val.labels.tolist()
+
+
+def test_fewer_synthetic_images_than_classes_are_fine() -> None:
+    config = DataConfig(source="synthetic", synthetic_size=6)
+    splits = open_splits(config, img_size=8, in_chans=3, num_classes=1000)
+    assert len(splits.classes) == 1000
+    assert set(splits.val.labels) <= set(splits.train.labels)
 
 
 def test_synthetic_images_that_do_not_fit_are_made_on_reading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +159,11 @@ def test_synthetic_images_that_do_not_fit_are_made_on_reading(monkeypatch: pytes
         ({"train_images": None}, {}, r"has no train_images; it holds train_labels, test_images"),
         ({"test_labels": None}, {}, r"has test_images but no test_labels"),
         ({"test_images": None}, {}, r"no val or test split; set data\.val_fraction"),
-        ({"train_images": np.zeros((0, 4, 4, 3), np.uint8), "train_labels": np.zeros(0, int)}, {}, "train split is empty"),
+        (
+            {"train_images": np.zeros((0, 4, 4, 3), np.uint8), "train_labels": np.zeros(0, int)},
+            {},
+            "train split is empty",
+        ),
         ({"classes": np.array(["a", None], dtype=object)}, {}, r"cannot be read as an \.npz of plain arrays"),
         ({"train_images": np.full((30, 4, 4, 3), 9, np.uint8)}, {}, r"data\.std=.*must be above 0"),
         ({}, {"num_classes": 2}, r"3 classes but model\.num_classes=2; set model\.num_classes=3"),

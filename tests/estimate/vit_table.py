@@ -34,7 +34,7 @@ def table() -> dict[str, Any]:
     return {"timm": timm.__version__, "models": dict(sorted(rows.items()))}
 
 
-def build(name: str, **arguments: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
+def build(name: str, *, first_block_only: bool = False, **arguments: Any) -> tuple[Any, dict[str, Any]]:
     """A model without weights, and its constructor's arguments."""
     original, noted = VisionTransformer.__init__, {}
     signature = inspect.signature(original)
@@ -44,7 +44,7 @@ def build(name: str, **arguments: Any) -> tuple[torch.nn.Module, dict[str, Any]]
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         noted.update(bound.arguments)
-        original(self, *args, **kwargs)
+        original(**bound.arguments | ({"depth": 1} if first_block_only else {}))
 
     VisionTransformer.__init__ = noting
     try:
@@ -56,7 +56,7 @@ def build(name: str, **arguments: Any) -> tuple[torch.nn.Module, dict[str, Any]]
 
 
 def _row(name: str) -> dict[str, Any] | None:
-    model, arguments = build(name)
+    model, arguments = build(name, first_block_only=True)
     if type(model) is not VisionTransformer or type(model.patch_embed) is not PatchEmbed:
         return None
     shape = {field.name: arguments[field.name] for field in fields(ViTShape) if field.name != "standard"}

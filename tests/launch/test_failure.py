@@ -43,13 +43,9 @@ def test_describe(error: BaseException, code: int, kind: str, words: str) -> Non
 
 
 def test_the_cause_of_a_wrapped_error_is_found() -> None:
-    try:
-        try:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        except OSError as error:
-            raise RuntimeError("writing the checkpoint failed") from error
-    except RuntimeError as wrapped:
-        assert isinstance(as_named(wrapped), RunFailed)
+    wrapped = RuntimeError("writing the checkpoint failed")
+    wrapped.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert isinstance(as_named(wrapped), RunFailed)
 
 
 def test_as_named_leaves_unknown_errors_alone() -> None:

@@ -55,7 +55,7 @@ def eval(
     """
     from vitscale.distributed import pick_device
     from vitscale.evaluate import evaluate_run
-    from vitscale.results.run_folder import write_json
+    from vitscale.results.files import write_json
     from vitscale.trained import open_run
 
     where = pick_device(device, 0)

@@ -14,8 +14,13 @@ from typing import Annotated
 import typer
 
 from vitscale.cli.env import env
+from vitscale.cli.eval import eval as evaluate
+from vitscale.cli.export import export
+from vitscale.cli.predict import predict
 from vitscale.cli.recipes import recipes
 from vitscale.cli.show import show
+from vitscale.cli.train import train
+from vitscale.cli.verify import verify
 from vitscale.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, VitscaleError
 
 app = typer.Typer(
@@ -45,14 +50,8 @@ def _options(
     pass
 
 
-import importlib.util  # noqa: E402  (temporary, until all commands exist)
-
-for _name in ("train", "eval", "predict", "export", "verify"):
-    if importlib.util.find_spec(f"vitscale.cli.{_name}"):
-        app.command(_name)(getattr(importlib.import_module(f"vitscale.cli.{_name}"), _name))
-app.command("show")(show)
-app.command("recipes")(recipes)
-app.command("env")(env)
+for _command in (train, evaluate, predict, export, show, recipes, verify, env):
+    app.command(_command.__name__)(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -69,9 +68,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:  # `vitscale show digits | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+    except BrokenPipeError:
+        return _reader_left()
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer's own answer is exit code 1
+            return _reader_left()
+        raise
     except Exception as error:
         # Wrong use of the command line: the base class of these errors has moved between typer's versions.
         if message := getattr(error, "format_message", None):
@@ -81,6 +83,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return _fail("this is a fault in vitscale; please report it with the lines above", EXIT_RUN_FAILED)
     return code if isinstance(code, int) else EXIT_OK
+
+
+def _reader_left() -> int:
+    """`vitscale show digits | head`: the reader has seen enough, which is no error; what is left goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    return EXIT_OK
 
 
 def _fail(sentence: str, code: int) -> int:

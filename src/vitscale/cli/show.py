@@ -74,19 +74,34 @@ def _as_yaml(config: RunConfig, decisions: Decisions, settings: dict[str, Any] |
     processes = f"{decisions.world_size} process" + ("es" if decisions.world_size > 1 else "")
     comments = [f"decided for {processes}:"]
     comments += [f"  {reason.key} = {reason.value}  ({reason.why})" for reason in decisions.reasons]
-    comments += ["the model:", *(f"  {name} = {value:,}" for name, value in _sizes(config))]
-    comments.append("devices and data are not looked at here: their precision, classes and images are checked by train")
+    sizes = ((name, "n/a" if value is None else f"{value:,}") for name, value in _sizes(config))
+    comments += ["the model:", *(f"  {name} = {value}" for name, value in sizes)]
+    comments += [_devices(), "data: not opened here; classes and images are checked by train"]
     if settings is not None:
         comments += ["the JSON that DeepSpeed gets:", *json_module.dumps(settings, indent=2).splitlines()]
     return dump_config(config) + "".join(f"# {line}".rstrip() + "\n" for line in comments)
 
 
-def _sizes(config: RunConfig) -> list[tuple[str, int]]:
-    from vitscale.estimate.vit import forward_flops, num_parameters, shape_of
+def _sizes(config: RunConfig) -> list[tuple[str, int | None]]:
+    from vitscale.estimate.vit import expected_classes, forward_flops, num_parameters, shape_of
 
-    shape = shape_of(config.model)
-    sizes = [("patches", shape.num_patches), ("parameters", num_parameters(shape))]
-    return [*sizes, ("forward_flops_per_image", forward_flops(shape))]
+    classes = expected_classes(config.model, config.data)
+    shape = shape_of(config.model, classes)
+    name = "parameters" if classes else "parameters_without_head"
+    return [
+        ("patches", shape.num_patches),
+        (name, num_parameters(shape)),
+        ("forward_flops_per_image", forward_flops(shape)),
+    ]
+
+
+def _devices() -> str:
+    from vitscale.launch.probe import cached_device_facts
+
+    facts = cached_device_facts()
+    if facts is None:
+        return "devices: not looked at yet; whether they can do this is decided on the device"
+    return f"devices here: {facts.cuda_devices or 'no'} CUDA GPU{'s' if facts.cuda_devices != 1 else ''}"
 
 
 def _print(text: str) -> None:

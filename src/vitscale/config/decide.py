@@ -176,7 +176,8 @@ def _check_optimizer(config: RunConfig, engine: str, stage: int, precision: Prec
     if not pair.legal:
         where = engine + (f" zero_stage {stage}" if engine == "deepspeed" else "")
         raise ConfigError(
-            f"optim.name={name} does not work with engine {where}: {pair.why}; use adamw or sgd, or engine single or ddp"
+            f"optim.name={name} does not work with engine {where}: {pair.why}; use adamw or sgd, "
+            "or engine single or ddp"
         )
     if name == "muon" and precision.params != "fp32":
         raise ConfigError("optim.name=muon needs fp32 weights; set precision.params=fp32 or another optimizer")

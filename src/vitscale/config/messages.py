@@ -97,7 +97,7 @@ def _sentence(problem: ErrorDetails, model: type[BaseModel]) -> str:
         return str(problem["ctx"]["error"])
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key} is a section and holds keys, not {value!r}"
-    expected, words = type_text(_field(path, model)), _words(_field(path, model).annotation)
+    expected, words = type_text(field_of(path, model)), _words(field_of(path, model).annotation)
     return f"{key}={_shown(problem['input'])} must be {expected}{nearest(str(value), words)}"
 
 
@@ -146,7 +146,8 @@ def type_text(field: FieldInfo) -> str:
     return ", or ".join(parts)
 
 
-def _field(path: list[str], model: type[BaseModel]) -> FieldInfo:
+def field_of(path: list[str], model: type[BaseModel]) -> FieldInfo:
+    """The field behind a dotted key, given as its parts."""
     *sections, name = path
     owner = model
     for part in sections:

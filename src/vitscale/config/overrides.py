@@ -21,7 +21,7 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses duplicate keys and reads 3e-4 as a number, as YAML 1.2 does."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [self.construct_object(key) for key, _ in node.value]
         for key in keys:
             if not isinstance(key, str):
                 raise ConfigError(f"line {node.start_mark.line + 1}: the key {key!r} must be text")

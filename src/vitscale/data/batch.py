@@ -12,8 +12,7 @@ class MicroBatch:
     """One micro-step's samples on one rank, already on the device, augmented, normalised and mixed.
 
     images: (B, C, H, W) float32, normalised.
-    targets: (B,) int64 class indices, or (B, num_classes) float32 soft targets when mixup, cutmix or
-        label smoothing is on.
+    targets: (B,) int64 class indices, or (B, num_classes) float32 soft targets when mixup or cutmix is on.
     weights: (B,) float32; 1 for a real sample (times its class weight where class weights are set), 0 for padding.
     draws: (B, D) float32 uniform in [0, 1) or None; row b holds the sample's drop-path draws, a pure function of
         (seed, update, position of the sample in the global batch), so that they do not depend on the world size.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 import zlib
 from pathlib import Path
 
@@ -22,17 +23,18 @@ _MODES = {1: "L", 3: "RGB"}
 _BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
 
 
+def _opened(source: Path | bytes) -> Path | io.BytesIO:
+    return io.BytesIO(source) if isinstance(source, bytes) else source
+
+
 def decode_image(source: Path | bytes, in_chans: int, name: str) -> torch.Tensor:
     """Decode a file, or the bytes of one, to `in_chans` channels (1: luma). DataError names the image."""
     if in_chans not in _MODES:
         raise DataError(f"image files have 1 or 3 channels, not model.in_chans={in_chans}; set model.in_chans=3")
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            if image.mode == "P" and "transparency" in image.info:
-                opaque = image.convert("RGBA").convert(_MODES[in_chans])  # straight to RGB, Pillow would warn
-            else:
-                opaque = image.convert(_MODES[in_chans])
-            pixels = np.array(opaque)
+        # Damaged EXIF is common among web images; Pillow warns of it for each, though the pixels are fine.
+        with warnings.catch_warnings(action="ignore"), Image.open(_opened(source)) as image:
+            pixels = np.array(image.convert(_MODES[in_chans]))
     except _BROKEN as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{name} cannot be decoded ({why}); replace or remove this image") from None

@@ -6,6 +6,7 @@ no state and any job can be run anywhere.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -84,8 +85,13 @@ def _in_processes(reader: Reader, jobs: Iterable[Job], workers: int, pin: bool) 
         pin_memory=pin,
         prefetch_factor=READ_AHEAD,
         generator=torch.Generator(),  # else DataLoader draws its base seed from the global generator
+        multiprocessing_context="fork",  # shares the images in memory, and starts in milliseconds
     )
-    for result in loader:
+    with warnings.catch_warnings():
+        # Python 3.12 warns of any fork beside threads; workers only read and transform, on one thread, without CUDA.
+        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
+        results = iter(loader)
+    for result in results:
         if isinstance(result, DataError):
             raise result
         yield result

@@ -59,7 +59,8 @@ def share(num_real: int, rank: int, world_size: int, micro_batch_size: int, unit
 
     The same number of ranges on every rank; whole units (the last unit may be short); ranks differ by one unit at
     most. Micro-steps are filled one after the other, so that few new batch shapes arise. A micro-step without
-    samples is (x, x), with x a position inside: it runs one image of weight 0.
+    samples is (x, x), and x is a position inside, since the last rank is never the short one: it runs one image of
+    weight 0.
     """
     if micro_batch_size % unit:
         raise ConfigError(
@@ -71,5 +72,4 @@ def share(num_real: int, rank: int, world_size: int, micro_batch_size: int, unit
     first = min(units * rank // world_size * unit, num_real)
     last = min(units * (rank + 1) // world_size * unit, num_real)
     edges = [min(first + step * micro_batch_size, last) for step in range(num_steps + 1)]
-    inside = num_real - 1
-    return [(a, b) if a < b else (min(a, inside), min(a, inside)) for a, b in pairwise(edges)]
+    return list(pairwise(edges))

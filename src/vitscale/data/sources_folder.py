@@ -70,11 +70,11 @@ def folder(root: Path, in_chans: int) -> RawSplits:
 
 
 def _has_classes(path: Path) -> bool:
-    return path.is_dir() and any(entry.is_dir() for entry in os.scandir(path))
+    return path.is_dir() and any(entry.is_dir() for entry in path.iterdir())
 
 
 def _class_names(path: Path) -> tuple[str, ...]:
-    names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
+    names = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not names:
         raise DataError(f"{path} has no class folders; put the images of each class into a folder of its own")
     return tuple(names)

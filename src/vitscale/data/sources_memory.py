@@ -95,7 +95,7 @@ def from_nhwc(images: NDArray[np.uint8], labels: NDArray[np.integer], origin: st
 
 class SyntheticImages:
     """Images made on demand from (seed, index): half a coarse pattern of the class, half noise, so that a model can
-    learn them. `first` is the index of image 0, which keeps splits apart."""
+    learn them. `numbers` counts them over all splits, which keeps the splits apart."""
 
     pixels = None
 
@@ -137,9 +137,10 @@ def synthetic(num_images: int, img_size: int, in_chans: int, num_classes: int | 
     """`num_images` for training and a quarter as many more for val, made in memory if they fit."""
     classes = num_classes or DEFAULT_SYNTHETIC_CLASSES
     size = (in_chans, img_size, img_size)
-    num_val = max(num_images // 4, classes)
-    train = SyntheticImages(np.arange(num_images), size, classes, seed)
-    val = SyntheticImages(np.arange(num_images, num_images + num_val), size, classes, seed)
+    shown = min(classes, num_images)  # with fewer images than classes, val must not have a class unknown to train
+    numbers = np.arange(num_images + max(num_images // 4, shown))
+    train = SyntheticImages(numbers[:num_images], size, shown, seed)
+    val = SyntheticImages(numbers[num_images:], size, shown, seed)
     names = tuple(f"class{label}" for label in range(classes))
     half = (0.5,) * in_chans
     return RawSplits(_in_memory(train), _in_memory(val), None, names, half, (0.25,) * in_chans)

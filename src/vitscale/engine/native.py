@@ -8,17 +8,19 @@ world size and any native engine can load it.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from vitscale.config.decide import Decisions
@@ -27,6 +29,7 @@ from vitscale.data.batch import MicroBatch, UpdateBatch
 from vitscale.distributed import World
 from vitscale.engine.base import LossFn, OptimizerState, StepOutput
 from vitscale.engine.update import UpdateRules
+from vitscale.estimate.vit import check_resolution
 from vitscale.models.drop_path import num_draws
 from vitscale.optim.build import build_optimizer
 from vitscale.optim.ema import Ema
@@ -87,7 +90,7 @@ class NativeEngine(UpdateRules):
     def _settle_buckets(self) -> None:
         """DDP regroups its buckets after the first backward, which changes the order of sums; let it do so before
         the first update, so that a resumed run adds in the same order as one that never stopped."""
-        size = self.config.model.img_size or self._plain.patch_embed.img_size[0]  # type: ignore[union-attr]
+        size, _ = check_resolution(self.config.model)
         device = self.world.device
         micro = MicroBatch(
             images=torch.zeros(1, self.config.model.in_chans, size, size, device=device),
@@ -191,7 +194,8 @@ class NativeEngine(UpdateRules):
 
     def save(self, folder: Path) -> None:
         """Write weights (fp32 masters), frozen weights and optimizer state with torch DCP."""
-        dcp.save(self._tensors(), storage_writer=FileSystemWriter(folder / "dcp"), no_dist=not self.world.grouped)
+        with _alone(self.world):
+            dcp_save(self._tensors(), storage_writer=FileSystemWriter(folder / "dcp"), no_dist=not self.world.grouped)
         if self.world.main:
             extra = {"update": self.update, "scaler": self._scaler.state_dict()}
             (folder / "engine.json").write_text(json.dumps(extra))
@@ -200,7 +204,8 @@ class NativeEngine(UpdateRules):
         """Load what any native engine saved at any world size."""
         self._allocate_optimizer_state(folder / "dcp")
         reader = FileSystemReader(folder / "dcp")
-        dcp.load(self._tensors(), storage_reader=reader, no_dist=not self.world.grouped)
+        with _alone(self.world):
+            dcp_load(self._tensors(), storage_reader=reader, no_dist=not self.world.grouped)
         extra = json.loads((folder / "engine.json").read_text())
         self.update = extra["update"]
         if extra["scaler"] and self._scaler.is_enabled():
@@ -266,8 +271,17 @@ class NativeEngine(UpdateRules):
         """Nothing outlives the object."""
 
 
+@contextmanager
+def _alone(world: World) -> Iterator[None]:
+    """One process without a group is what was asked for; torch warns of it at each save and load."""
+    with warnings.catch_warnings():
+        if not world.grouped:
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
+
+
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _like(local: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
@@ -284,6 +298,6 @@ def _part(full: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
     full = full.to(model.device)
     if not isinstance(model, DTensor):
         return full
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(full, model.device_mesh, model.placements, src_data_rank=None).to_local()
+    part = distribute_tensor(full, model.device_mesh, model.placements, src_data_rank=None)
+    assert isinstance(part, DTensor)
+    return part.to_local()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from vitscale.estimate.vit import ViTShape
+from vitscale.estimate.vit import ViTShape, block_parameters, num_parameters
 
 _BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 _STATES = {"adamw": 2, "lamb": 2, "muon": 2, "sgd": 1}  # fp32 tensors per weight; Muon's matrices need only one
@@ -70,19 +70,22 @@ def activation_bytes(
 
     Per block and token, counted from the tensors that autograd keeps (D the width, H the MLP's): the inputs of both
     norms, the inputs of qkv and fc1, q, k and v, attention's output, and the MLP before and after its activation:
-    8 D + 2 H elements. Under autocast the two norms work in fp32. With checkpointing each block keeps its input, and
-    one block at a time is kept whole. torch.compile keeps less.
+    8 D + 2 H elements. Under autocast the two norms work in fp32, and the casts of the weights are kept too. With
+    checkpointing each block keeps its input, and one block at a time is kept whole. torch.compile keeps less.
     """
-    if not shape.standard:
+    all_weights = num_parameters(shape)
+    if all_weights is None:
         return None
     dim, hidden, width = shape.embed_dim, shape.mlp_hidden, _BYTES[compute]
     residual = _BYTES[params] if width < 4 else 4
     per_token = 2 * dim * residual + (6 * dim + 2 * hidden) * width
     block = shape.num_tokens * per_token
-    if checkpointing:
-        blocks = shape.depth * shape.num_tokens * dim * residual + block
-    else:
-        blocks = shape.depth * block
+    inputs = shape.depth * shape.num_tokens * dim * residual
+    blocks = inputs + block if checkpointing else shape.depth * block
+    casts = 0
+    if residual > width:
+        casts = width * (all_weights - (shape.depth - 1) * block_parameters(shape) * checkpointing)
     image = shape.in_chans * shape.img_size**2 * width
-    last_norm = shape.num_tokens * dim * residual
-    return micro_batch_size * (blocks + image + last_norm)
+    # Its input, and its output, of which the head reads a view; under autocast the head reads a small cast instead.
+    last_norm = shape.num_tokens * dim * residual * (1 if residual > width else 2)
+    return micro_batch_size * (blocks + image + last_norm) + casts

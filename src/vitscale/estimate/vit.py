@@ -117,10 +117,11 @@ def num_parameters(shape: ViTShape) -> int | None:
     if shape.global_pool == "map":  # a latent query over the tokens, then an MLP
         pool = dim + 4 * (dim**2 + dim) + norm + 2 * dim * hidden + hidden + dim
     head = dim * shape.num_classes + shape.num_classes
-    return embed + tokens + norms + shape.depth * _block_parameters(shape) + pool + head
+    return embed + tokens + norms + shape.depth * block_parameters(shape) + pool + head
 
 
-def _block_parameters(shape: ViTShape) -> int:
+def block_parameters(shape: ViTShape) -> int:
+    """Parameters of one standard block."""
     dim, hidden, norm = shape.embed_dim, shape.mlp_hidden, 2 * shape.embed_dim
     attention = 4 * dim**2 + 3 * dim * shape.qkv_bias + dim * shape.proj_bias
     attention += 4 * (dim // shape.num_heads) * shape.qk_norm + norm * shape.scale_attn_norm

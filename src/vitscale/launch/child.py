@@ -31,8 +31,10 @@ def run_rank(main: Callable[[], int]) -> int:
         failure = Failure(main(), None, "returned", time.time())
     except (Exception, KeyboardInterrupt) as error:
         failure = describe(error)
-        if failure.kind in ("unknown", "peer"):
+        if failure.kind == "unknown":
             traceback.print_exc()
+        elif failure.kind == "peer":  # a consequence: the parent says what came first
+            print(f"another rank has gone: {failure.sentence}", file=sys.stderr)
     _report(failure)
     return failure.code
 
@@ -45,6 +47,20 @@ def watch_parent() -> None:
     text = os.environ.pop(PARENT_FD, None)
     if text is not None:
         threading.Thread(target=_end_at_eof, args=(int(text),), name="parent-watch", daemon=True).start()
+
+
+def watch_launcher() -> None:
+    """Start a thread that ends this rank when the outer launcher that started it has gone.
+
+    torchrun killed by SIGKILL leaves its ranks behind, holding the devices.
+    """
+    threading.Thread(target=_end_when_adopted, args=(os.getppid(),), name="launcher-watch", daemon=True).start()
+
+
+def _end_when_adopted(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _end_at_eof(fd: int) -> None:

@@ -32,7 +32,7 @@ def describe() -> dict[str, Any]:
         "torch_build": {
             "cuda": torch.version.cuda,
             "rocm": torch.version.hip,
-            "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
+            "cudnn": _cudnn_version(),
             "nccl": _nccl_version(),
         },
         "driver": _driver(),
@@ -88,7 +88,14 @@ def _version(package: str) -> str | None:
 def _nccl_version() -> list[int] | None:
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return None
-    return list(torch.cuda.nccl.version())
+    return list(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def _cudnn_version() -> int | None:
+    if not torch.cuda.is_available():
+        return None
+    number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return number
 
 
 def _driver() -> str | None:

@@ -25,14 +25,15 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, 
 def prepare(model: nn.Module, performance: PerformanceConfig, engine: str) -> nn.Module:
     """Activation checkpointing, then compile, both in place so that parameter names stay timm's."""
     if performance.checkpointing:
-        model.set_grad_checkpointing(True)  # type: ignore[operator]  # timm's own: works under ZeRO-3, where torch's non-reentrant fails
+        # timm's own works under ZeRO-3, where torch's non-reentrant one fails
+        model.set_grad_checkpointing(True)  # type: ignore[operator]
     if performance.compile:
         compile_in_place(model, engine)
     return model
 
 
 def compile_in_place(model: nn.Module, engine: str) -> None:
-    """The whole model where it is one graph; block by block where hooks between blocks (FSDP2, ZeRO-3) would break it."""
+    """The whole model where it is one graph; block by block where hooks between blocks would break it."""
     if engine in ("single", "ddp"):
         model.compile(dynamic=False)
         return
@@ -72,4 +73,5 @@ def _fsdp(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) -> nn.Module
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[params], reduce_dtype=DTYPES[reduce])
     for block in model.blocks:  # type: ignore[union-attr]
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)  # in place: the model becomes an FSDPModule as well
+    return model

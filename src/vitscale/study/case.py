@@ -7,11 +7,12 @@ each rank's stderr. What a payload means is the worker module's business. Torch-
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from vitscale.results.files import write_json
 
 PAYLOAD_FILE = "payload.json"
 RESULT_FILE = "result.json"
@@ -54,7 +55,7 @@ class Outcome:
 
 def save_payload(folder: Path, payload: Mapping[str, Any]) -> None:
     """Write what the ranks are to read."""
-    _write_atomically(folder / PAYLOAD_FILE, payload)
+    write_json(folder / PAYLOAD_FILE, payload)
 
 
 def load_payload(folder: Path) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def load_payload(folder: Path) -> dict[str, Any]:
 
 def save_result(folder: Path, result: Mapping[str, Any]) -> None:
     """Write the result; rank 0 calls it once, at its end."""
-    _write_atomically(folder / RESULT_FILE, result)
+    write_json(folder / RESULT_FILE, result)
 
 
 def load_result(folder: Path) -> dict[str, Any] | None:
@@ -75,9 +76,3 @@ def load_result(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return result
-
-
-def _write_atomically(path: Path, value: Mapping[str, Any]) -> None:
-    partial = path.with_suffix(f".partial{os.getpid()}")
-    partial.write_text(json.dumps(value))
-    partial.replace(path)

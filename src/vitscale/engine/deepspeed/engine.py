@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,11 +23,12 @@ import torch
 from torch import nn
 
 from vitscale.config.decide import Decisions, optimizer_pair
+from vitscale.config.overrides import merge
 from vitscale.config.run import RunConfig
 from vitscale.data.batch import UpdateBatch
 from vitscale.distributed import World
 from vitscale.engine.base import LossFn, OptimizerState, StepOutput
-from vitscale.engine.deepspeed.settings import deepspeed_settings, merge
+from vitscale.engine.deepspeed.settings import deepspeed_settings
 from vitscale.engine.update import UpdateRules
 from vitscale.errors import CheckpointError
 from vitscale.optim.build import build_optimizer
@@ -68,6 +70,7 @@ class DeepSpeedEngine(UpdateRules):
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
         self.module = self._engine
         self._fragments = Fragments(self._engine, self._parameters, decisions.zero_stage)
+        self._aside: dict[str, torch.Tensor] = {}
         decay = config.optim.ema_decay
         self._ema = Ema(decay, self._fragments.local()) if decay else None
 
@@ -149,8 +152,6 @@ class DeepSpeedEngine(UpdateRules):
         for name, p in trained.items():
             p.data.copy_(full(name))
 
-    _aside: dict[str, torch.Tensor] = {}
-
     # --- state ------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
@@ -194,8 +195,6 @@ class DeepSpeedEngine(UpdateRules):
         finally:
             self.world.barrier()
             if self.world.main:
-                import shutil
-
                 shutil.rmtree(scratch, ignore_errors=True)
 
     def gathered_parameters(self, *, ema: bool = False) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitscale.config.decide import Decisions
+from vitscale.config.overrides import merge
 from vitscale.config.run import RunConfig
 
 
@@ -47,12 +48,3 @@ def _precision(decisions: Decisions) -> dict[str, Any]:
     if params == "bf16":
         return {"bf16": {"enabled": True}, **reduced}
     return {"fp16": {"enabled": True, "loss_scale": 0}, **reduced}
-
-
-def merge(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """Their keys over ours, section by section, without changing either."""
-    merged = dict(ours)
-    for key, value in theirs.items():
-        mine = merged.get(key)
-        merged[key] = merge(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
-    return merged

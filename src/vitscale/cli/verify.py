@@ -1,0 +1,104 @@
+"""`vitscale verify`: the proof of equality as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vitscale.verify.proof import Proof
+
+
+def verify(
+    config: Annotated[
+        str, typer.Argument(help="Recipe or YAML file whose model, data and precision are used.")
+    ] = "verify",
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides.")] = None,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Processes of every engine.")] = 2,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option("--engine", help="Only this engine (ddp, fsdp2, deepspeed:0 .. deepspeed:3); may be repeated."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; default: CUDA where there is one.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Keep what the ranks gathered, and proof.json, here.")
+    ] = None,
+) -> int:
+    """Prove that every engine makes the same update as one process.
+
+    Runs 20 updates of each variant (accumulation 1, 2, 4, a short last window, clipping, mixup with drop path,
+    AdamW, fp64, activation checkpointing) with every engine, and compares gradients, losses and weights with one
+    process. Beside each figure stands the noise floor: one process with accumulation 2 against 1. Exit code 1 if a
+    figure is out of its bounds.
+
+    [bold]Examples[/bold]
+
+        vitscale verify                                   a tiny ViT, all engines, 2 processes
+        vitscale verify --nproc 4 --engine deepspeed:3    one engine
+        vitscale verify precision.compute=bf16            below fp32: judged against the noise floor
+        vitscale verify performance.compile=true          with torch.compile as well
+    """
+    from rich.console import Console
+
+    from vitscale.config.load import load_config
+    from vitscale.errors import EXIT_CHECK_FAILED, EXIT_OK
+    from vitscale.verify.proof import verify_engines
+    from vitscale.verify.variants import ENGINES
+
+    console = Console()
+    with console.status("starting") as status:
+        proof = verify_engines(
+            load_config(config, overrides or []),
+            nproc,
+            engines=engine or ENGINES,
+            device=device,
+            folder=out,
+            on_progress=lambda index, job, outcome: status.update(
+                f"{job.name}: running {len(job.payload['runs'])} variants on {job.nproc} process(es)"
+                if outcome is None
+                else f"{job.name}: {outcome.kind} after {outcome.seconds:.0f} s"
+            ),
+        )
+    _print(proof, console)
+    if out is not None:
+        _save(proof, out)
+    return EXIT_OK if proof.passed else EXIT_CHECK_FAILED
+
+
+def _print(proof: Proof, console: Console) -> None:
+    from rich.table import Table
+
+    from vitscale.verify.variants import FLOOR_FACTOR
+
+    table = Table(title="Relative difference from one process")
+    for name in ("engine", "variant", "quantity"):
+        table.add_column(name)
+    for name in ("difference", "noise floor", "bound"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for f in proof.figures:
+        bound = f"{f.bound:.0e}" if f.bound is not None else f"{FLOOR_FACTOR:g} x floor"
+        verdict = f"[red]FAILED at {f.worst}[/]" if f.failed else f"over {FLOOR_FACTOR:g} x floor" if f.marked else "ok"
+        table.add_row(f.job, f.variant, f.quantity, f"{f.value:.1e}", f"{f.floor:.1e}", bound, verdict)
+    console.print(table)
+    for name, reason, failed in proof.missing:
+        console.print(f"[{'red' if failed else 'yellow'}]{name}: {'FAILED' if failed else 'skipped'}: {reason}[/]")
+    failures = sum(f.failed for f in proof.figures) + sum(m[2] for m in proof.missing)
+    marked = sum(f.marked for f in proof.figures)
+    text = f"{len(proof.figures)} figures, {failures} failed, {marked} over the floor's {FLOOR_FACTOR:g}-fold"
+    console.print(f"{'[green]PASSED[/]' if proof.passed else '[red]FAILED[/]'}: {text} ({proof.seconds:.0f} s)")
+
+
+def _save(proof: Proof, out: Path) -> None:
+    from dataclasses import asdict
+
+    from vitscale.results.files import write_json
+
+    figures = [{**asdict(f), "failed": f.failed, "marked": f.marked} for f in proof.figures]
+    write_json(out / "proof.json", {"passed": proof.passed, "figures": figures, "missing": proof.missing})

@@ -1,0 +1,174 @@
+"""What the proof of equality runs: variants of one config, the jobs that hold them, and the bounds. Torch-free.
+
+A variant is a config of 20 updates. A job is one engine, ZeRO stage and world size, which runs all its variants in
+one process group. Variants with the same `mathematics` must give the same figures, whatever the engine and the
+accumulation; the reference is one process with accumulation 1, the noise floor one process with accumulation 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from vitscale.config.decide import decide
+from vitscale.config.load import build_config
+from vitscale.config.run import RunConfig
+from vitscale.errors import ConfigError
+
+UPDATES = 20
+CLIP_LIMIT = 0.1  # below any gradient norm of the first updates, so that clipping is active
+ENGINES = ("ddp", "fsdp2", "deepspeed:0", "deepspeed:1", "deepspeed:2", "deepspeed:3")
+
+
+class Bounds(NamedTuple):
+    """Limits of relative differences: per tensor of the final weights, of the losses, of the first gradients."""
+
+    weights: float | None
+    losses: float
+    gradients: float
+
+
+BOUNDS = {"sgd": Bounds(1e-5, 1e-6, 1e-5), "adamw": Bounds(None, 1e-4, 1e-5), "fp64": Bounds(None, 1e-10, 1e-10)}
+FLOOR_FACTOR = 10.0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of the proof. tail: images in the last window of an epoch (fewer than ranks: some have none)."""
+
+    optimizer: str = "sgd"
+    accum: int = 1
+    clip: bool = False
+    mixing: bool = False
+    double: bool = False
+    tail: int = 21
+    checkpointing: bool = False
+    compile: bool = False
+
+    @property
+    def mathematics(self) -> tuple[Any, ...]:
+        """What the figures may depend on."""
+        return (self.optimizer, self.clip, self.mixing, self.double, self.tail)
+
+    @property
+    def name(self) -> str:
+        """For tables and files."""
+        words = [self.optimizer, f"accum{self.accum}"]
+        words += [w for w in ("clip", "mixing", "double", "checkpointing", "compile") if getattr(self, w)]
+        words += [f"tail{self.tail}"] if self.tail != Variant.tail else []
+        return "-".join(words)
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds of this kind of proof."""
+        return BOUNDS["fp64" if self.double else self.optimizer]
+
+    def plain(self, accum: int) -> Variant:
+        """The same mathematics on one process: the reference (accum 1) or the noise floor (accum 2)."""
+        return replace(self, accum=accum, checkpointing=False, compile=False)
+
+
+def variants(config: RunConfig, engine: str) -> list[Variant]:
+    """The variants of a job: accumulation 1, 2, 4, a short tail, clipping, mixing with drop path, AdamW, fp64."""
+    found = [
+        Variant(),
+        Variant(accum=2),
+        Variant(accum=4),
+        Variant(tail=1),
+        Variant(clip=True),
+        Variant(accum=2, mixing=True),
+        Variant("adamw"),
+        Variant("adamw", accum=2, clip=True),
+        Variant(checkpointing=True),
+    ]
+    if config.performance.compile:
+        found.append(Variant(compile=True))
+    if engine != "deepspeed" and config.precision.compute == "fp32":
+        found.append(Variant("adamw", double=True))
+    return found
+
+
+@dataclass(frozen=True)
+class ProofJob:
+    """One engine at one world size with its variants; `problem` says why it cannot run."""
+
+    engine: str
+    zero_stage: int
+    world_size: int
+    batch: int  # global batch size, the reference's too
+    variants: tuple[Variant, ...]
+    problem: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For tables and folders."""
+        stage = f"-zero{self.zero_stage}" if self.engine == "deepspeed" else ""
+        return f"{self.engine}{stage}-x{self.world_size}"
+
+    def payload(self, config: RunConfig, device: str | None) -> dict[str, Any]:
+        """What the worker reads."""
+        runs = [{"variant": asdict(v), "name": v.name, "config": self.tree(config, v)} for v in self.variants]
+        return {"runs": runs, "device": device}
+
+    def tree(self, config: RunConfig, variant: Variant) -> dict[str, Any]:
+        """The config of one variant as plain data."""
+        tree = config.model_dump(mode="json")
+        tree["train"] |= {
+            "global_batch_size": self.batch,
+            "grad_accum_steps": variant.accum,
+            "micro_batch_size": None,
+            "epochs": None,
+            "max_updates": UPDATES,
+        }
+        tree["data"] |= {"train_limit": 2 * self.batch + variant.tail}
+        tree["data"] |= {"mixup": 0.8 if variant.mixing else 0.0, "cutmix": 0.0}
+        tree["model"]["drop_path"] = 0.2 if variant.mixing else 0.0
+        tree["model"]["dropout"] = 0.0
+        tree["optim"] |= {"name": variant.optimizer, "lr": 0.05 if variant.optimizer == "sgd" else 1e-3, "eps": 1e-6}
+        tree["optim"] |= {"clip_grad": CLIP_LIMIT if variant.clip else None, "lr_scaling": "none", "min_lr": 0.0}
+        tree["parallel"] |= {"engine": self.engine, "zero_stage": self.zero_stage}
+        tree["performance"] |= {"checkpointing": variant.checkpointing, "compile": variant.compile}
+        tree["deepspeed"] = _with_whole_sharding(tree["deepspeed"], self) if self.engine == "deepspeed" else {}
+        return tree
+
+
+def global_batch_size(world_size: int) -> int:
+    """Divisible by world size x accumulation 4, and by pairs at accumulation 2."""
+    return 8 * max(world_size, 4)
+
+
+def _with_whole_sharding(section: dict[str, Any], job: ProofJob) -> dict[str, Any]:
+    """ZeRO-3 leaves small tensors whole by default; a tiny model would then prove nothing."""
+    if job.zero_stage < 3:
+        return section
+    zero = {"stage3_param_persistence_threshold": 0, **section.get("zero_optimization", {})}
+    return {**section, "zero_optimization": zero}
+
+
+def proof_jobs(config: RunConfig, nproc: int, engines: Sequence[str] = ENGINES) -> list[ProofJob]:
+    """The reference first, then one job per engine."""
+    jobs = [_checked(config, job) for job in _engine_jobs(config, nproc, engines)]
+    mathematics: dict[tuple[Any, ...], Variant] = {}
+    for job in jobs:
+        for variant in job.variants:
+            mathematics.setdefault(variant.mathematics, variant)
+    plain = [variant.plain(accum) for variant in mathematics.values() for accum in (1, 2)]
+    return [ProofJob("single", 0, 1, global_batch_size(nproc), tuple(plain)), *jobs]
+
+
+def _engine_jobs(config: RunConfig, nproc: int, engines: Sequence[str]) -> Iterator[ProofJob]:
+    for text in engines:
+        if text not in ENGINES:
+            raise ConfigError(f"--engine {text} is unknown; choose from {', '.join(ENGINES)}")
+        engine, _, stage = text.partition(":")
+        yield ProofJob(engine, int(stage or 0), nproc, global_batch_size(nproc), tuple(variants(config, engine)))
+
+
+def _checked(config: RunConfig, job: ProofJob) -> ProofJob:
+    """A job that this config's precision does not allow is skipped with the reason."""
+    try:
+        decide(build_config(job.tree(config, job.variants[0])), world_size=job.world_size)
+    except ConfigError as error:
+        return replace(job, problem=str(error), variants=())
+    return job

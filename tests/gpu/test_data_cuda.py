@@ -1,0 +1,52 @@
+"""The loaders on a GPU: the images of the CPU, through pinned memory and the copy stream."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from vitscale.config.batch import BatchTriple
+from vitscale.config.run import RunConfig
+from vitscale.data.loader import EvalLoader, TrainLoader
+from vitscale.data.sources import open_splits
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+AUGMENT = {"flip": True, "crop_padding": 2, "mixup": 0.8, "cutmix": 1.0}
+
+
+@pytest.mark.parametrize("data", [{}, AUGMENT, {**AUGMENT, "randaugment": 2, "random_erasing": 0.25, "workers": 2}])
+def test_a_gpu_gets_the_images_of_the_cpu(data: dict[str, Any]) -> None:
+    source = {"source": "synthetic", "synthetic_size": 150, **data}
+    config = RunConfig.model_validate({"data": source, "train": {"epochs": 1}})
+    splits = open_splits(config.data, img_size=40, in_chans=3)
+    updates = {}
+    for name in ("cpu", "cuda"):
+        batch = BatchTriple(16, 2, 32)
+        options: dict[str, Any] = {"img_size": 48, "mean": splits.mean, "std": splits.std, "device": torch.device(name)}
+        loader = TrainLoader(
+            splits.train,
+            config,
+            batch,
+            num_classes=10,
+            num_draws=4,
+            pad_to_micro_batch=True,
+            **options,
+        )
+        updates[name] = []
+        for update in loader.iterate(2, 8):
+            # Work on the current stream between two updates, as training has, to uncover a missing wait.
+            torch.ones(2000, 2000, device=name).matmul(torch.ones(2000, 2000, device=name))
+            updates[name].append(update)
+        evaluated = [batch.images.cpu() for batch in EvalLoader(splits.val, config, micro_batch_size=16, **options)]
+        updates[name + " eval"] = evaluated
+    for on_cpu, on_gpu in zip(updates["cpu"], updates["cuda"], strict=True):
+        for a, b in zip(on_cpu.micro_batches, on_gpu.micro_batches, strict=True):
+            assert b.images.device.type == "cuda"
+            assert (a.images - b.images.cpu()).abs().max() < 1e-4
+            for field in ("targets", "weights", "draws"):
+                assert torch.equal(getattr(a, field), getattr(b, field).cpu())
+    for a, b in zip(updates["cpu eval"], updates["cuda eval"], strict=True):
+        assert (a - b).abs().max() < 1e-4

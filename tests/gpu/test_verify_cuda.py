@@ -1,0 +1,44 @@
+"""The proof of equality on a GPU, and that it finds gradients that vanish under torch.compile."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+FAULTS = Path(__file__).parents[1] / "dist" / "faults"
+
+
+def run_verify(out: Path, *arguments: str, fault: str | None = None) -> tuple[int, dict, str]:
+    env = {**os.environ, "VITSCALE_FAULT_ENGINE": "deepspeed"}
+    if fault:
+        env["PYTHONPATH"] = os.pathsep.join([str(FAULTS / fault), *filter(None, [env.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "vitscale", "verify", "--nproc", "1", "--out", str(out), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=500)
+    path = out / "proof.json"
+    return done.returncode, json.loads(path.read_text()) if path.is_file() else {}, done.stdout + done.stderr
+
+
+def test_fp32_on_a_gpu(tmp_path: Path) -> None:
+    code, proof, text = run_verify(tmp_path, "--engine", "ddp", "--engine", "fsdp2", "--engine", "deepspeed:1")
+    print(text)
+    assert code == 0, text
+    assert proof["figures"]
+
+
+def test_memory_efficient_linear_with_compile_is_found(tmp_path: Path) -> None:
+    arguments = ["--engine", "deepspeed:3", "performance.compile=true"]
+    code, proof, text = run_verify(tmp_path / "safe", *arguments)
+    print(text)
+    assert code == 0, text
+    code, proof, text = run_verify(tmp_path / "fault", *arguments, fault="memory_efficient_linear")
+    print(text)
+    assert code == 1, text
+    assert any(f["failed"] and "compile" in f["variant"] for f in proof["figures"])
