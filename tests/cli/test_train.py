@@ -163,19 +163,22 @@ def test_a_group_trains_stops_and_resumes(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, *args], cwd=tmp_path, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and '"train"' in metrics.read_text()):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    busy = run(tmp_path, "digits", "--out", "run")
-    assert busy.returncode == 2
-    assert "in use by process" in busy.stderr
-    began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert time.monotonic() - began < 30
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.exists() and '"train"' in metrics.read_text()):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        busy = run(tmp_path, "digits", "--out", "run")
+        assert busy.returncode == 2
+        assert "in use by process" in busy.stderr
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+        assert time.monotonic() - began < 30
+    finally:
+        process.kill()  # of use only if the test failed; its ranks go with it
     assert process.returncode == 75, err
     assert "after a checkpoint" in err.splitlines()[-1]
     done = run(tmp_path, *args, COLUMNS="200")

@@ -161,13 +161,25 @@ def start_parent(tmp_path: Path, *args: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", reset + code], env=environ, stdout=subprocess.PIPE, text=True)
 
 
+def ending_of(parent: subprocess.Popen[str]) -> str:
+    """Its output; a parent that does not end within 20 s fails the test and is killed, and its ranks with it."""
+    try:
+        return parent.communicate(timeout=20)[0]
+    finally:
+        parent.kill()
+
+
 def test_kill_9_of_the_parent_leaves_nothing(tmp_path: Path) -> None:
     parent = start_parent(tmp_path, "waits_with_a_child", str(tmp_path))
     pids = pids_of(tmp_path, 2)
     assert all(alive(pid) for pid in pids)
     parent.kill()
     parent.communicate()
-    wait_until(lambda: not any(alive(pid) for pid in pids))
+    try:
+        wait_until(lambda: not any(alive(pid) for pid in pids))
+    finally:
+        for pid in filter(alive, pids):  # a failed test must not leave them either
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
@@ -175,7 +187,7 @@ def test_sigterm_is_forwarded_and_75_passed_on(tmp_path: Path, signum: signal.Si
     parent = start_parent(tmp_path, "checkpoints_at_sigterm", str(tmp_path))
     wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(2)))
     parent.send_signal(signum)
-    out, _ = parent.communicate(timeout=20)
+    out = ending_of(parent)
     assert parent.returncode == 75
     assert out == "stopped by SIGTERM after update 12; run the same command again to resume\n"
     assert all((tmp_path / f"checkpoint{rank}").exists() for rank in range(2))
@@ -185,7 +197,7 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
     parent = start_parent(tmp_path, "waits_with_a_child", str(tmp_path))
     pids = pids_of(tmp_path, 2)
     parent.send_signal(signal.SIGINT)
-    out, _ = parent.communicate(timeout=20)
+    out = ending_of(parent)
     assert (parent.returncode, out) == (130, "interrupted\n")
     wait_until(lambda: not any(alive(pid) for pid in pids))
 

@@ -51,6 +51,8 @@ def verify(
     from vitscale.verify.proof import verify_engines
     from vitscale.verify.variants import ENGINES
 
+    if "=" in config:
+        config, overrides = "verify", [config, *(overrides or [])]
     console = Console()
     with console.status("starting") as status:
         proof = verify_engines(
@@ -78,7 +80,7 @@ def _print(proof: Proof, console: Console) -> None:
 
     table = Table(title="Relative difference from one process")
     for name in ("engine", "variant", "quantity"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name in ("difference", "noise floor", "bound"):
         table.add_column(name, justify="right")
     table.add_column("")

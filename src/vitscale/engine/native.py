@@ -79,7 +79,7 @@ class NativeEngine(UpdateRules):
 
     def _weight(self, name: str) -> nn.Parameter:
         """What the optimizer steps on: the fp32 master if there is one."""
-        return self._masters.get(name) or self._parameters[name]
+        return self._masters[name] if name in self._masters else self._parameters[name]
 
     def _weights(self) -> dict[str, nn.Parameter]:
         return {name: self._weight(name) for name in self._parameters}
@@ -119,7 +119,7 @@ class NativeEngine(UpdateRules):
                     share = self.weighted_loss(micro, scale)
                 with self.recorder.phase("backward"):
                     self._scaler.scale(share).backward()  # type: ignore[no-untyped-call]
-            loss += share.detach() / world_size
+            loss = loss + share.detach() / world_size  # out of place: fp64 in the proof of equality
         with self.recorder.phase("optimizer"):
             norm, applied = self._step()
         return StepOutput(loss, norm, applied)

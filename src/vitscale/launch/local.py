@@ -179,7 +179,7 @@ class Group:
         self.stopped_by = signum if self.stopped_by is None else self.stopped_by
         forwarded = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
         for rank in self.ranks:
-            pass
+            rank.send(forwarded)
         grace_s = END_GRACE_S if signum == signal.SIGINT else STOP_GRACE_S
         kill_at = time.monotonic() + grace_s
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)

@@ -96,7 +96,7 @@ class DeepSpeedEngine(UpdateRules):
                 self._engine.backward(share)
             with self.recorder.phase("optimizer"):
                 self._engine.step()
-            loss += share.detach() / world_size
+            loss = loss + share.detach() / world_size
         applied = self._engine.was_step_applied()
         if applied:
             if self._ema:
