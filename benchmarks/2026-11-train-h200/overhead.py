@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 import vitscale
+from vitscale.checkpoint import TrainState
 from vitscale.config.decide import decide
 from vitscale.data.loader import TrainLoader
 from vitscale.data.sources import open_splits
-from vitscale.checkpoint import TrainState
 from vitscale.distributed import joined
 from vitscale.engine.build import build_engine
 from vitscale.losses import build_loss
@@ -33,7 +33,12 @@ UPDATES, PAIRS = 50, 6
 
 def main(npz: str, out: Path, engine_name: str, compute: str) -> None:
     keys = ["data.source=npz", f"data.root={npz}", f"parallel.engine={engine_name}", f"precision.compute={compute}"]
-    keys += ["train.epochs=null", f"train.max_updates={10**6}", "eval.every_epochs=null", "checkpoint.every_epochs=null"]
+    keys += [
+        "train.epochs=null",
+        f"train.max_updates={10**6}",
+        "eval.every_epochs=null",
+        "checkpoint.every_epochs=null",
+    ]
     config = vitscale.load_config("cifar10-vit-b16", keys)
     with joined("cuda", group=True) as world:
         decisions = decide(config, world_size=1, device_type="cuda")
@@ -46,8 +51,14 @@ def main(npz: str, out: Path, engine_name: str, compute: str) -> None:
         engine = build_engine(model, build_loss(config.train), config, decisions, world, 10**6)
         resident = next(loader.iterate(0, 1))
         observers = build_observers(config, out / f"overhead-{engine_name}-{compute}")
+        info = {
+            "out": str(out), "engine": engine_name, "zero_stage": 0, "world_size": 1, "device": str(world.device),
+            "precision": "/".join(decisions.precision), **decisions.batch._asdict(), "train_images": len(splits.train),
+            "val_images": len(splits.val), "total_updates": 10**6, "updates_per_epoch": 10**9, "update": 0,
+            "augment_on": loader.augment_on, "notes": [],
+        }  # fmt: skip
         for observer in observers:
-            observer.start({"total_updates": 10**6, "out": "-", "engine": engine_name})
+            observer.start(info)
 
         def bare() -> float:
             torch.cuda.synchronize()

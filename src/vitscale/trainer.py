@@ -88,6 +88,7 @@ class Trainer:
         self.train_seconds = 0.0
         self._interval = Interval(world)
         self._nonfinite = 0
+        self._lr = 0.0
 
     def fit(self) -> TrainState:
         """Train from where the state says to the end of the plan.
@@ -100,6 +101,7 @@ class Trainer:
             self._interval.restart()
             if self.engine.update < self.plan.total_updates:
                 for batch in self.loader.iterate(self.state.window, self._last_window()):
+                    self._lr = self.engine.learning_rate()
                     output = self.engine.train_batch(batch)
                     self._advance(batch, output)
                     self._after_update(stop)
@@ -151,7 +153,7 @@ class Trainer:
             "kind": "train",
             "update": self.state.update,
             "epoch": (self.state.window - 1) / self.plan.updates_per_epoch,
-            "lr": self.engine.learning_rate(),
+            "lr": self._lr,
             "skipped": self.state.window - self.state.update,
             "eta_s": left * row["step_time_s"],
             **row,

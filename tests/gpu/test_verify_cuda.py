@@ -26,6 +26,15 @@ def run_verify(out: Path, *arguments: str, fault: str | None = None) -> tuple[in
     return done.returncode, json.loads(path.read_text()) if path.is_file() else {}, done.stdout + done.stderr
 
 
+def test_bf16_under_stage_0_makes_the_same_update(tmp_path: Path) -> None:
+    """DeepSpeed's FusedAdam, and the step on zero gradients that its wrapper takes at the start."""
+    arguments = ["precision.compute=bf16", "--engine", "deepspeed:0", "--engine", "deepspeed:1"]
+    code, proof, text = run_verify(tmp_path, *arguments, "--variant", "adamw-accum1", "--variant", "sgd-accum1")
+    print(text)
+    assert code == 0, text
+    assert len(proof["figures"]) == 10
+
+
 def test_fp32_on_a_gpu(tmp_path: Path) -> None:
     code, proof, text = run_verify(tmp_path, "--engine", "ddp", "--engine", "fsdp2", "--engine", "deepspeed:1")
     print(text)
@@ -34,7 +43,7 @@ def test_fp32_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_memory_efficient_linear_with_compile_is_found(tmp_path: Path) -> None:
-    arguments = ["--engine", "deepspeed:3", "performance.compile=true"]
+    arguments = ["performance.compile=true", "--engine", "deepspeed:3", "--variant", "sgd-accum1-compile"]
     code, proof, text = run_verify(tmp_path / "safe", *arguments)
     print(text)
     assert code == 0, text

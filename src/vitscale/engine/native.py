@@ -197,7 +197,8 @@ class NativeEngine(UpdateRules):
         with _alone(self.world):
             dcp_save(self._tensors(), storage_writer=FileSystemWriter(folder / "dcp"), no_dist=not self.world.grouped)
         if self.world.main:
-            extra = {"update": self.update, "scaler": self._scaler.state_dict()}
+            steps = [float(g["step"]) if "step" in g else None for g in self._optimizer.param_groups]
+            extra = {"update": self.update, "scaler": self._scaler.state_dict(), "group_steps": steps}
             (folder / "engine.json").write_text(json.dumps(extra))
 
     def load(self, folder: Path) -> None:
@@ -208,6 +209,9 @@ class NativeEngine(UpdateRules):
             dcp_load(self._tensors(), storage_reader=reader, no_dist=not self.world.grouped)
         extra = json.loads((folder / "engine.json").read_text())
         self.update = extra["update"]
+        for group, step in zip(self._optimizer.param_groups, extra["group_steps"], strict=True):
+            if step is not None:  # LAMB counts here, and not with each parameter
+                group["step"] = torch.tensor(step)
         if extra["scaler"] and self._scaler.is_enabled():
             self._scaler.load_state_dict(extra["scaler"])
         self._masters_to_weights()

@@ -60,7 +60,7 @@ def set_draws(model: nn.Module, draws: torch.Tensor | None) -> None:
         for layer in layers:
             layer.scale = None
         return
-    assert draws.ndim == 2 and draws.shape[1] == len(layers), f"draws {tuple(draws.shape)} for {len(layers)} layers"
+    assert draws.shape[1:] == (len(layers),), f"draws {tuple(draws.shape)} for {len(layers)} layers"
     keep = torch.tensor([1.0 - layer.drop_prob for layer in layers], dtype=torch.float32)
     keep = keep.to(draws.device, non_blocking=True).unsqueeze(1)  # (D, 1)
     scales = (draws.t() < keep) / keep  # (D, B): contiguous rows, so that every layer sees the same strides

@@ -71,6 +71,7 @@ def verify_engines(
     nproc: int = 2,
     *,
     engines: Sequence[str] = ENGINES,
+    only: Sequence[str] = (),
     device: str | None = None,
     folder: Path | None = None,
     timeout_s: float = 900.0,
@@ -78,9 +79,10 @@ def verify_engines(
 ) -> Proof:
     """Compare `engines` on `nproc` processes with one process; the config's own engine, batch and length are ignored.
 
+    only: names of variants to run; all if empty.
     Raises RunFailed if the reference itself does not run, ConfigError for an engine that does not exist.
     """
-    jobs = proof_jobs(config, nproc, engines)
+    jobs = proof_jobs(config, nproc, engines, only)
     with tempfile.TemporaryDirectory(prefix="vitscale-verify-") as scratch:
         root = folder or Path(scratch)
         runner_jobs = [

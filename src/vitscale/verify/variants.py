@@ -146,9 +146,11 @@ def _with_whole_sharding(section: dict[str, Any], job: ProofJob) -> dict[str, An
     return {**section, "zero_optimization": zero}
 
 
-def proof_jobs(config: RunConfig, nproc: int, engines: Sequence[str] = ENGINES) -> list[ProofJob]:
-    """The reference first, then one job per engine."""
-    jobs = [_checked(config, job) for job in _engine_jobs(config, nproc, engines)]
+def proof_jobs(
+    config: RunConfig, nproc: int, engines: Sequence[str] = ENGINES, only: Sequence[str] = ()
+) -> list[ProofJob]:
+    """The reference first, then one job per engine; `only` names the variants to keep (all if empty)."""
+    jobs = [_checked(config, _kept(job, only)) for job in _engine_jobs(config, nproc, engines)]
     mathematics: dict[tuple[Any, ...], Variant] = {}
     for job in jobs:
         for variant in job.variants:
@@ -163,6 +165,14 @@ def _engine_jobs(config: RunConfig, nproc: int, engines: Sequence[str]) -> Itera
             raise ConfigError(f"--engine {text} is unknown; choose from {', '.join(ENGINES)}")
         engine, _, stage = text.partition(":")
         yield ProofJob(engine, int(stage or 0), nproc, global_batch_size(nproc), tuple(variants(config, engine)))
+
+
+def _kept(job: ProofJob, only: Sequence[str]) -> ProofJob:
+    kept = tuple(v for v in job.variants if not only or v.name in only)
+    if not kept:
+        names = ", ".join(v.name for v in job.variants)
+        raise ConfigError(f"--variant {', '.join(only)} is not among the variants of {job.name}: {names}")
+    return replace(job, variants=kept)
 
 
 def _checked(config: RunConfig, job: ProofJob) -> ProofJob:

@@ -24,7 +24,7 @@ from torch import nn
 
 from vitscale.config.decide import Decisions, optimizer_pair
 from vitscale.config.overrides import merge
-from vitscale.config.run import RunConfig
+from vitscale.config.run import OptimConfig, RunConfig
 from vitscale.data.batch import UpdateBatch
 from vitscale.distributed import World
 from vitscale.engine.base import LossFn, OptimizerState, StepOutput
@@ -33,7 +33,7 @@ from vitscale.engine.update import UpdateRules
 from vitscale.errors import CheckpointError
 from vitscale.optim.build import build_optimizer
 from vitscale.optim.ema import Ema
-from vitscale.optim.groups import param_groups
+from vitscale.optim.groups import ParamGroup, param_groups
 from vitscale.parallel.apply import prepare
 from vitscale.phases import NULL, Recorder
 
@@ -64,15 +64,36 @@ class DeepSpeedEngine(UpdateRules):
         model.to(world.device)
         prepare(model, config.performance, "deepspeed")
         self._parameters = dict(model.named_parameters())
-        groups = param_groups(model, config.optim)
-        optimizer = build_optimizer(groups, config.optim, device_type=world.device.type)
+        optimizer = self._build_optimizer(model)
         self._deepspeed = deepspeed
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
         self.module = self._engine
+        self._forget_first_step()
         self._fragments = Fragments(self._engine, self._parameters, decisions.zero_stage)
         self._aside: dict[str, torch.Tensor] = {}
         decay = config.optim.ema_decay
         self._ema = Ema(decay, self._fragments.local()) if decay else None
+
+    def _build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """torch's, but DeepSpeed's FusedAdam under stage 0 below fp32, where its wrapper is slow with any other."""
+        config, device = self.config.optim, self.world.device.type
+        groups = param_groups(model, config)
+        optimizer = build_optimizer(groups, config, device_type=device)
+        whole_masters = self.decisions.zero_stage == 0 and self.decisions.precision.params != "fp32"
+        if whole_masters and config.name == "adamw" and device == "cuda":
+            optimizer = fused_adam(groups, config) or optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0  # each update sets its own; see _forget_first_step
+        return optimizer
+
+    def _forget_first_step(self) -> None:
+        """Under stage 0 below fp32 DeepSpeed steps once on zero gradients to allocate states. With a learning rate of
+        0 that leaves the weights alone; the state it leaves would shift AdamW's bias correction by one update."""
+        if self.decisions.zero_stage == 0:
+            optimizer = self._engine.basic_optimizer
+            optimizer.state.clear()
+            for group in optimizer.param_groups:
+                group.pop("step", None)  # FusedAdam counts here
 
     def autocast(self) -> AbstractContextManager[object]:
         """DeepSpeed does its own in its forward."""
@@ -244,6 +265,22 @@ def import_deepspeed(device_type: str):  # type: ignore[no-untyped-def]
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     return deepspeed
+
+
+def fused_adam(groups: list[ParamGroup], config: OptimConfig) -> torch.optim.Optimizer | None:
+    """DeepSpeed's FusedAdam, compiled at its first use; None, with a warning, where it cannot be compiled."""
+    from deepspeed.ops.adam import FusedAdam
+
+    try:
+        built: torch.optim.Optimizer = FusedAdam(groups, betas=config.betas, eps=config.eps, adam_w_mode=True)
+    except Exception as error:  # whatever its build raises: no compiler, no toolkit, another CUDA version
+        logging.getLogger(__name__).warning(
+            "DeepSpeed's FusedAdam cannot be built here (%s); zero_stage 0 below fp32 steps slowly without it, "
+            "zero_stage 1 does not",
+            str(error).splitlines()[0] if str(error) else type(error).__name__,
+        )
+        return None
+    return built
 
 
 def _saved_world_size(folder: Path) -> int:

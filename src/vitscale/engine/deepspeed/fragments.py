@@ -2,7 +2,7 @@
 
 In: a DeepSpeed engine and its parameters by name. Out: this rank's fp32 fragments (what EMA averages), full tensors
 (what checkpoints and proofs compare), and this rank's part of a full tensor.
-    stage 0 fp32    the parameter itself                stage 0 bf16/fp16   one fp32 copy per parameter
+    stage 0 fp32    the parameter itself                stage 0 bf16/fp16   an fp32 copy, alone or in a flat group
     stage 1, 2      a slice of a flat partition         stage 3             this rank's padded partition
 """
 
@@ -24,15 +24,28 @@ class Fragments:
         self._engine = engine
         self._parameters = parameters
         self._stage = zero_stage
-        self._masters = self._unfused_masters() if zero_stage == 0 else {}
+        self._homes = self._whole_homes() if zero_stage == 0 else {}
 
-    def _unfused_masters(self) -> dict[int, torch.Tensor]:
-        """Stage 0 below fp32: DeepSpeed's wrapper keeps two parallel lists of groups."""
+    def _whole_homes(self) -> dict[int, tuple[torch.Tensor, int]]:
+        """Stage 0: the tensor that the optimizer steps on and where in it a parameter begins."""
         optimizer = self._engine.optimizer
-        if not hasattr(optimizer, "fp32_groups"):
-            return {}
-        pairs = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
-        return {id(p): m for low, high in pairs for p, m in zip(low, high, strict=True)}
+        if hasattr(optimizer, "fp32_groups"):  # torch's AdamW and others below fp32: one copy per parameter
+            pairs = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
+            return {id(p): (m, 0) for low, high in pairs for p, m in zip(low, high, strict=True)}
+        homes: dict[int, tuple[torch.Tensor, int]] = {}
+        if hasattr(optimizer, "fp32_groups_flat"):  # DeepSpeed's FusedAdam: one flat tensor per group
+            for group, flat in zip(optimizer.fp16_groups, optimizer.fp32_groups_flat, strict=True):
+                start = 0
+                for p in group:
+                    homes[id(p)] = (flat, start)
+                    start += p.numel()
+        return homes
+
+    def _whole(self, p: nn.Parameter, key: str | None = None) -> torch.Tensor:
+        """Stage 0: a parameter's fp32 weight, or one of its states, in place."""
+        home, start = self._homes.get(id(p), (p, 0))
+        source = home if key is None else self._engine.basic_optimizer.state[home][key]
+        return source.detach().view(-1).narrow(0, start, p.numel()).view_as(p)
 
     def local(self) -> dict[str, torch.Tensor]:
         """This rank's fp32 fragments of the trained parameters; whole tensors under stage 0."""
@@ -41,7 +54,7 @@ class Fragments:
 
     def _local(self, p: nn.Parameter) -> torch.Tensor | None:
         if self._stage == 0:
-            return self._masters.get(id(p), p.detach())
+            return self._whole(p)
         if self._stage == 3:
             return safe_get_local_fp32_param(p)  # type: ignore[no-any-return]
         mapping = p._hp_mapping  # type: ignore[attr-defined]
@@ -50,7 +63,7 @@ class Fragments:
     def full_weight(self, p: nn.Parameter) -> torch.Tensor:
         """The full fp32 weight on every rank. Collective."""
         if self._stage == 0:
-            return self._masters.get(id(p), p.detach()).float()
+            return self._whole(p).float()
         if p.requires_grad:
             return safe_get_full_fp32_param(p)  # type: ignore[no-any-return]
         if self._stage == 3:
@@ -61,8 +74,7 @@ class Fragments:
     def full_state(self, p: nn.Parameter) -> dict[str, torch.Tensor]:
         """The full optimizer state of a trained parameter on every rank. Collective."""
         if self._stage == 0:
-            master = self._masters.get(id(p), p)
-            return {k: v for k, v in self._engine.optimizer.state.get(master, {}).items() if v is not None}
+            return {key: self._whole(p, key) for key in self._state_keys()}
         if self._stage == 3:
             return {key: safe_get_full_optimizer_state(p, key) for key in self._state_keys()}
         return {key: self._from_slices(p, self._local_state(p, key)) for key in self._state_keys()}

@@ -1,0 +1,121 @@
+"""Resume, for every engine: after SIGKILL at a random update, at the same layout and from 4 to 2 and 2 to 4 processes.
+
+The same layout must go on bit for bit: the loaded state is the saved one, and the next losses are those of a run that
+never stopped. At another layout the gathered state is bit-equal, the order of samples the same, losses within 1e-5.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vitscale.checkpoint import checkpoints
+from vitscale.study.case import Job, Outcome
+from vitscale.study.runner import run_job
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(900)]
+HERE = Path(__file__).parent
+TOTAL, EVERY = 24, 6
+ENGINES = {
+    "ddp": {"engine": "ddp"},
+    "fsdp2": {"engine": "fsdp2"},
+    "zero0": {"engine": "deepspeed", "zero_stage": 0},
+    "zero1": {"engine": "deepspeed", "zero_stage": 1},
+    "zero2": {"engine": "deepspeed", "zero_stage": 2},
+    "zero3": {"engine": "deepspeed", "zero_stage": 3},
+}
+
+
+def config(parallel: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    tree: dict[str, Any] = {
+        "model": {
+            "name": "vit_tiny_patch16_224", "img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 10,
+            "embed_dim": 64, "depth": 2, "num_heads": 4, "global_pool": "avg", "drop_path": 0.1,
+        },
+        "data": {"train_limit": 150, "val_limit": 40, "flip": True, "crop_padding": 1, "mixup": 0.5},
+        "optim": {"lr": 1e-3, "clip_grad": 1.0, "warmup_updates": 5, "ema_decay": 0.9},
+        "parallel": parallel,
+        "train": {"global_batch_size": 32, "grad_accum_steps": 2, "max_updates": TOTAL},
+        "eval": {"every_epochs": None},
+        "checkpoint": {"every_updates": EVERY, "every_epochs": None, "keep_best": False, "keep_last": 9},
+    }  # fmt: skip
+    if parallel.get("zero_stage") == 3:
+        tree["deepspeed"] = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+    for section, values in changes.items():
+        tree[section] = {**tree.get(section, {}), **values}
+    return tree
+
+
+def session(folder: Path, name: str, nproc: int, **payload: Any) -> Outcome:
+    job = Job(name, "resume_worker", payload, nproc, timeout_s=300, env={"PYTHONPATH": str(HERE)})
+    return run_job(job, folder / name)
+
+
+def compare(a: Path, b: Path) -> None:
+    one, two = load_file(a), load_file(b)
+    assert one.keys() == two.keys()
+    assert any(key.startswith("ema/") for key in one)
+    assert any(key.endswith("/exp_avg_sq") for key in one)
+    different = [key for key in one if not torch.equal(one[key], two[key])]
+    assert not different
+
+
+def killed_run(folder: Path, parallel: dict[str, Any], nproc: int) -> tuple[Path, int]:
+    """A run killed at a random update after its first checkpoint; the run folder and the update it will resume at."""
+    kill_at = random.SystemRandom().randrange(EVERY + 1, TOTAL)
+    print(f"killed at update {kill_at}")
+    run = folder / "run"
+    died = session(folder, "killed", nproc, config=config(parallel), run=str(run), kill_at=kill_at)
+    assert died.kind == "error", died
+    assert died.code == 3
+    assert died.seconds < 200
+    last = checkpoints(run)[-1]
+    assert not list((run / "checkpoints").glob("*.tmp"))
+    return run, int(last.name.removeprefix("update-"))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_same_layout_goes_on_bit_for_bit(engine: str, tmp_path: Path) -> None:
+    nproc = 4 if engine == "ddp" else 2  # DDP's bucket order matters from 3 ranks on
+    parallel = ENGINES[engine]
+    whole = session(tmp_path, "whole", nproc, config=config(parallel), run=str(tmp_path / "reference"))
+    assert whole.kind == "ok", whole.stderr_tail
+    run, at = killed_run(tmp_path, parallel, nproc)
+    resumed = session(tmp_path, "resumed", nproc, config=config(parallel), run=str(run))
+    assert resumed.kind == "ok", resumed.stderr_tail
+    assert whole.result is not None
+    assert resumed.result is not None
+    assert resumed.result["losses"] == whole.result["losses"][at:]
+    assert resumed.result["order"] == whole.result["order"][at:]
+    compare(tmp_path / "whole" / "final.safetensors", tmp_path / "resumed" / "final.safetensors")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
+def test_another_layout_goes_on(engine: str, before: int, after: int, tmp_path: Path) -> None:
+    parallel = ENGINES[engine]
+    stop = {"train": {"max_updates": 12}, "optim": {"schedule": "constant"}}
+    go_on = {"train": {"max_updates": 18}, "optim": {"schedule": "constant"}}
+    first = session(tmp_path, "first", before, config=config(parallel, **stop), run=str(tmp_path / "run"))
+    assert first.kind == "ok", first.stderr_tail
+    same = tmp_path / "same"
+    copy(tmp_path / "run", same)
+    reference = session(tmp_path, "reference", before, config=config(parallel, **go_on), run=str(same))
+    assert reference.kind == "ok", reference.stderr_tail
+    changed = session(tmp_path, "changed", after, config=config(parallel, **go_on), run=str(tmp_path / "run"))
+    assert changed.kind == "ok", changed.stderr_tail
+    compare(tmp_path / "first" / "final.safetensors", tmp_path / "reference" / "loaded.safetensors")
+    compare(tmp_path / "first" / "final.safetensors", tmp_path / "changed" / "loaded.safetensors")
+    assert reference.result is not None
+    assert changed.result is not None
+    assert changed.result["order"] == reference.result["order"]
+    assert changed.result["losses"] == pytest.approx(reference.result["losses"], rel=1e-5)
+
+
+def copy(source: Path, target: Path) -> None:
+    import shutil
+
+    shutil.copytree(source, target)
