@@ -1,6 +1,6 @@
 """Images per second of `vitscale train` under the published study's protocol, read from each run's metrics file.
 
-    python throughput.py NPZ OUT      one fresh process per case; appends to OUT/records.jsonl
+    python throughput.py NPZ OUT [fp32] [bf16]      one fresh process per case; appends to OUT/records.jsonl
 
 ViT-B/16 at 224 px on CIFAR-10, micro-batch 64, AdamW 1e-4: engines single and deepspeed (ZeRO 0), in fp32 and in bf16
 (bf16 weights with fp32 masters). 200 updates counted, in intervals of 10, after 20 of warm-up; a row of the metrics
@@ -18,8 +18,10 @@ WARMUP, COUNTED, EVERY = 20, 200, 10
 CASES = [(engine, compute) for compute in ("fp32", "bf16") for engine in ("single", "deepspeed")]
 
 
-def main(npz: str, out: Path) -> None:
+def main(npz: str, out: Path, computes: list[str]) -> None:
     for engine, compute in CASES:
+        if computes and compute not in computes:
+            continue
         run = out / f"{engine}-{compute}"
         command = ["train", "cifar10-vit-b16", "data.source=npz", f"data.root={npz}", f"parallel.engine={engine}"]
         command += [f"precision.compute={compute}", "train.epochs=null", f"train.max_updates={WARMUP + COUNTED}"]
@@ -61,4 +63,4 @@ def measured(run: Path) -> dict:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

@@ -195,6 +195,7 @@ class DeepSpeedEngine(UpdateRules):
             self._load_tag(folder, TAG)
         else:
             self._load_converted(folder)
+            self._set_step_count(extra["update"])
         self.update = extra["update"]
 
     def _load_tag(self, folder: Path, tag: str) -> None:
@@ -217,6 +218,12 @@ class DeepSpeedEngine(UpdateRules):
             self.world.barrier()
             if self.world.main:
                 shutil.rmtree(scratch, ignore_errors=True)
+
+    def _set_step_count(self, updates: int) -> None:
+        """The universal format of ZeRO-3 has no count of steps, which AdamW's bias correction needs."""
+        for state in self._engine.basic_optimizer.state.values():
+            if "exp_avg" in state:
+                state["step"] = torch.tensor(float(updates), device=_step_device(self._engine.basic_optimizer, state))
 
     def gathered_parameters(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
         """Full fp32 weights on rank 0's CPU, by timm's names."""
@@ -281,6 +288,12 @@ def fused_adam(groups: list[ParamGroup], config: OptimConfig) -> torch.optim.Opt
         )
         return None
     return built
+
+
+def _step_device(optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> torch.device:
+    """Where torch's AdamW keeps `step`: beside the states if fused, else on the CPU."""
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    return state["exp_avg"].device if fused else torch.device("cpu")
 
 
 def _saved_world_size(folder: Path) -> int:
