@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,7 +87,7 @@ class Trainer:
         self.config, self.world, self.run = config, world, run
         self.evaluate, self.observers, self.recorder = evaluate, observers, recorder
         self.train_seconds = 0.0
-        self._interval = Interval(world)
+        self._intervals = Intervals(world)
         self._nonfinite = 0
         self._lr = 0.0
 
@@ -98,7 +99,7 @@ class Trainer:
         stop = StopRequest(self.world)
         try:
             self._evaluate_if_due(stop)  # a run stopped during an evaluation owes it
-            self._interval.restart()
+            self._intervals.restart()
             if self.engine.update < self.plan.total_updates:
                 for batch in self.loader.iterate(self.state.window, self._last_window()):
                     self._lr = self.engine.learning_rate()
@@ -119,7 +120,7 @@ class Trainer:
         return self.plan.stop_window if self.plan.stop_window is not None else 2**62
 
     def _advance(self, batch: UpdateBatch, output: StepOutput) -> None:
-        self._interval.add(output, batch.num_samples)
+        self._intervals.add(output, batch.num_samples)
         self.state = replace(
             self.state,
             update=self.engine.update,
@@ -142,27 +143,23 @@ class Trainer:
 
     # --- rows -------------------------------------------------------------------------------------------------
 
-    def _log(self) -> None:
-        """Fetch the interval's losses from the device, look at them, and tell the observers."""
-        row = self._interval.close()
-        if row is None:
-            return
-        self.train_seconds += row["step_time_s"] * len(row["losses"])
-        left = self.plan.total_updates - self.engine.update
-        row = {
+    def _log(self, *, wait: bool = False) -> None:
+        """Close the interval and tell of those whose losses have come from the device (all of them with `wait`)."""
+        about = {
             "kind": "train",
             "update": self.state.update,
             "epoch": (self.state.window - 1) / self.plan.updates_per_epoch,
             "lr": self._lr,
             "skipped": self.state.window - self.state.update,
-            "eta_s": left * row["step_time_s"],
-            **row,
         }
-        self._tell(row)
-        for loss in row["losses"]:
-            self._nonfinite = 0 if math.isfinite(loss) else self._nonfinite + 1
-        if self._nonfinite >= self.config.train.max_nonfinite_updates:
-            self._give_up(row)
+        for row in self._intervals.close(about, wait=wait):
+            self.train_seconds += row["step_time_s"] * len(row["losses"])
+            left = self.plan.total_updates - row["update"]
+            self._tell({**row, "eta_s": left * row["step_time_s"]})
+            for loss in row["losses"]:
+                self._nonfinite = 0 if math.isfinite(loss) else self._nonfinite + 1
+            if self._nonfinite >= self.config.train.max_nonfinite_updates:
+                self._give_up(row)
 
     def _tell(self, row: Row) -> None:
         for observer in self.observers:
@@ -188,7 +185,7 @@ class Trainer:
             self._evaluate(stop)
 
     def _evaluate(self, stop: StopRequest) -> None:
-        self._log()
+        self._log(wait=True)
         with self.recorder.phase("evaluate"):
             result = self.evaluate(stop.poll)
         if result is None:  # asked to stop on the way: the resumed run evaluates
@@ -204,11 +201,11 @@ class Trainer:
         self._tell({"kind": "eval", "update": self.state.update, "epoch": epoch, **result.row()})
         if better and self.config.checkpoint.keep_best and self._checkpoint() and self.world.main:
             mark_best(self.run, self.state.update, result.top1)
-        self._interval.restart()
+        self._intervals.restart()
 
     def _checkpoint(self) -> bool:
         """Write a checkpoint and delete old ones; False if the weights are not finite."""
-        self._log()
+        self._log(wait=True)
         with self.recorder.phase("checkpoint"):
             start = time.monotonic()
             path = write_checkpoint(
@@ -220,7 +217,7 @@ class Trainer:
             self._happened("note", text=f"no checkpoint at update {self.state.update}: a weight is not finite")
         else:
             self._happened("checkpoint", path=str(path), seconds=time.monotonic() - start)
-        self._interval.restart()
+        self._intervals.restart()
         return path is not None
 
     def _stop(self) -> None:
@@ -231,7 +228,7 @@ class Trainer:
         )
 
     def _finish(self, stop: StopRequest) -> None:
-        self._log()
+        self._log(wait=True)
         if self.state.evaluated_window != self.state.window:
             self._evaluate(stop)
         if self.state.evaluated_window != self.state.window:
@@ -239,41 +236,70 @@ class Trainer:
         self._checkpoint()
 
 
-class Interval:
-    """Losses and times between two rows, left on the device until the row is due."""
+class Intervals:
+    """The updates between two rows. Losses and gradient norms are copied from the device behind its work and read one
+    interval later, so that the host never waits for the device in the middle of training."""
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._cuda = world.device.type == "cuda"
+        self._closed: deque[tuple[Row, torch.Tensor, Edge, Edge]] = deque()
         self.restart()
 
     def restart(self) -> None:
         """Begin anew, so that evaluation and checkpoints do not count as training time."""
         self._outputs: list[StepOutput] = []
         self._images = 0
-        self._start = time.monotonic()
+        self._start = Edge(self._cuda)
 
     def add(self, output: StepOutput, images: int) -> None:
         """One update."""
         self._outputs.append(output)
         self._images += images
 
-    def close(self) -> Row | None:
-        """The interval as a row, and a new interval; None if it is empty. Collective; waits for the device."""
-        if not self._outputs:
-            return None
-        losses = self._world.sum(torch.stack([output.loss for output in self._outputs])).tolist()
-        norm = self._outputs[-1].grad_norm
-        seconds = time.monotonic() - self._start
-        row = {
+    def close(self, about: Row, *, wait: bool) -> list[Row]:
+        """End the interval and return the rows that are ready, oldest first. Collective."""
+        if self._outputs:
+            losses = self._world.sum(torch.stack([output.loss for output in self._outputs]))
+            norm = self._outputs[-1].grad_norm
+            numbers = torch.cat([losses, torch.full_like(losses[:1], math.nan) if norm is None else norm.reshape(1)])
+            row = {**about, "images": self._images, "has_norm": norm is not None, **memory(self._world.device)}
+            begin = self._start
+            numbers = numbers.detach().to("cpu", non_blocking=True)
+            self.restart()
+            self._closed.append((row, numbers, begin, self._start))
+        keep = 1 if self._cuda and not wait else 0
+        return [self._row(*self._closed.popleft()) for _ in range(len(self._closed) - keep)]
+
+    def _row(self, about: Row, numbers: torch.Tensor, begin: Edge, end: Edge) -> Row:
+        seconds = end.since(begin)
+        *losses, norm = numbers.tolist()
+        images, has_norm = about.pop("images"), about.pop("has_norm")
+        return {
+            **about,
             "loss": sum(losses) / len(losses),
             "losses": losses,
-            "grad_norm": None if norm is None else float(norm),
-            "images_per_s": self._images / seconds,
-            "step_time_s": seconds / len(self._outputs),
-            **memory(self._world.device),
+            "grad_norm": norm if has_norm else None,
+            "images_per_s": images / seconds,
+            "step_time_s": seconds / len(losses),
         }
-        self.restart()
-        return row
+
+
+class Edge:
+    """A moment in training: of the device's own time line on CUDA, of the host's elsewhere."""
+
+    def __init__(self, cuda: bool) -> None:
+        self._time = time.monotonic()
+        self._event = torch.cuda.Event(enable_timing=True) if cuda else None  # type: ignore[no-untyped-call]
+        if self._event is not None:
+            self._event.record()
+
+    def since(self, before: Edge) -> float:
+        """Seconds from `before` to here; waits until the device has come here."""
+        if self._event is None or before._event is None:
+            return self._time - before._time
+        self._event.synchronize()
+        return float(before._event.elapsed_time(self._event)) / 1e3
 
 
 def memory(device: torch.device) -> Row:
