@@ -13,7 +13,7 @@ BIN := $(VENV)/bin/
 STAMP := $(VENV)/installed
 endif
 
-.PHONY: demo test lint types imports tests build clean
+.PHONY: demo test lint types imports tests build docs clean
 
 demo: $(STAMP)
 	$(BIN)vitscale train digits --device cpu
@@ -36,6 +36,11 @@ tests: $(STAMP)
 build: $(STAMP)
 	$(BIN)python -m build --wheel --no-isolation --outdir .cache/dist
 
+docs: $(STAMP)
+	$(BIN)python -c 'import furo, myst_parser, sphinx' 2>/dev/null || $(BIN)python -m pip install --quiet -e '.[docs]'
+	$(BIN)python -m sphinx -W --keep-going -q -b html docs docs/_build
+	@echo "wrote docs/_build/index.html"
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vitscale needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
@@ -53,4 +58,4 @@ $(STAMP): pyproject.toml
 endif
 
 clean:
-	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
+	rm -rf .cache docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build

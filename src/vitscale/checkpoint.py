@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class TrainState:
 
     update: applied updates. window: data windows consumed (updates and skipped steps). images_seen: real images.
     identity: what must not change when the run is resumed.
+    best_top1, best_update: the best evaluation so far and the update it was of.
     evaluated_window: the last window after which it was evaluated.
     """
 
@@ -47,6 +48,7 @@ class TrainState:
     identity: dict[str, Any]
     best_top1: float | None = None
     evaluated_window: int = 0
+    best_update: int | None = None
 
 
 def checkpoint_name(update: int) -> str:
@@ -151,20 +153,45 @@ def sweep(run: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _best_name(run: Path) -> str | None:
+def settle_best(run: Path, state: TrainState) -> TrainState:
+    """Make best.json and a resumed state agree; returns the state.
+
+    A kill between a best checkpoint and its mark leaves the mark behind; an evaluation after the checkpoint of its
+    update (the end of a run, one that was owed) leaves the state behind; and the best one may have been deleted.
+    """
+    marked = _best(run)
+    own = state.best_top1 if state.best_update == state.update else None
+    if own is not None and (marked is None or marked[1] < own):
+        mark_best(run, state.update, own)
+        return state
+    if marked is None:
+        return replace(state, best_top1=None, best_update=None)
+    return replace(state, best_top1=marked[1], best_update=int(marked[0].rpartition("-")[2]))
+
+
+def _best(run: Path) -> tuple[str, float] | None:
+    """The name and top-1 of the marked checkpoint; None if none was marked, or it was deleted since."""
+    path = run / "checkpoints" / "best.json"
     try:
-        return str(json.loads((run / "checkpoints" / "best.json").read_text())["name"])
+        best = json.loads(path.read_text())
+        name, top1 = str(best["name"]), float(best["top1"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{run / 'checkpoints' / 'best.json'} is damaged; delete it") from None
+        raise CheckpointError(f"{path} is damaged; delete it") from None
+    return (name, top1) if (path.parent / name / MANIFEST).is_file() else None
+
+
+def _best_name(run: Path) -> str | None:
+    marked = _best(run)
+    return marked[0] if marked else None
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
 def find_checkpoint(run: Path, which: str = "last") -> Path:
-    """The checkpoint called `best`, `last` or by its name, verified. `best` falls back to `last` if none was marked.
+    """The checkpoint called `best`, `last` or by its name, verified. `best` is `last` if no marked one is there.
 
     Raises CheckpointError if there is none or a file is missing, truncated or altered.
     """
@@ -185,7 +212,7 @@ def verify_manifest(checkpoint: Path) -> None:
     try:
         listed = json.loads((checkpoint / MANIFEST).read_text())["files"]
         expected = {name: (entry["sha256"], entry["bytes"]) for name, entry in listed.items()}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{checkpoint / MANIFEST} is damaged; delete {checkpoint} and resume") from None
     advice = f"; delete {checkpoint} to resume from an older one"
     present = {p.relative_to(checkpoint).as_posix() for p in checkpoint.rglob("*") if p.is_file()} - {MANIFEST}

@@ -28,6 +28,9 @@ T = TypeVar("T")
 GROUP_TIMEOUT = datetime.timedelta(minutes=30)
 
 
+_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
 @dataclass(frozen=True)
 class World:
     """This rank's place among all ranks. `control` is a gloo group for flags, apart from the gradients' traffic."""
@@ -137,10 +140,8 @@ def joined(kind: str | None, *, group: bool) -> Iterator[World]:
     if not group and world_size == 1:
         yield World(rank, world_size, local_rank, device)
         return
-    if world_size == 1:
-        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
-            os.environ.setdefault(name, value)
-        os.environ.setdefault("MASTER_PORT", "0")
+    added = {name: value for name, value in _ALONE.items() if name not in os.environ} if world_size == 1 else {}
+    os.environ.update(added)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     device_id = device if device.type == "cuda" else None
     dist.init_process_group(backend, timeout=GROUP_TIMEOUT, device_id=device_id)
@@ -151,6 +152,8 @@ def joined(kind: str | None, *, group: bool) -> Iterator[World]:
         dist.barrier(group=control)  # gloo aborts now and then when a rank leaves before the others are done
     finally:
         dist.destroy_process_group()
+        for name in added:  # what this process starts later is no rank of this group
+            os.environ.pop(name, None)
 
 
 def seed_everything(seed: int) -> None:

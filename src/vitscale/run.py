@@ -193,7 +193,10 @@ class _Run:
         engine.load(path / "engine")
         if self.config.optim.ema_decay is not None:
             engine.load_ema(checkpoint.read_weights(path, ema=True))
-        return checkpoint.read_state(path)
+        state = checkpoint.read_state(path)
+        if not self.config.checkpoint.keep_best:
+            return state
+        return self.world.on_main(lambda: checkpoint.settle_best(self.out, state))
 
     def _describe(self) -> None:
         from vitscale.measure.environment import describe

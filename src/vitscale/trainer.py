@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from vitscale.checkpoint import TrainState, mark_best, prune, write_checkpoint
+from vitscale.checkpoint import TrainState, checkpoints, mark_best, prune, write_checkpoint
 from vitscale.config.run import RunConfig
 from vitscale.data.batch import UpdateBatch
 from vitscale.data.loader import TrainLoader
@@ -170,13 +170,19 @@ class Trainer:
             observer.event({"kind": kind, "update": self.state.update, **values})
 
     def _give_up(self, row: Row) -> None:
-        hints = "lower optim.lr, set optim.clip_grad, or lengthen optim.warmup_updates"
-        if self.config.precision.compute == "fp16":
-            hints += ", or use precision.compute=bf16"
+        norm = "" if row["grad_norm"] is None else f", gradient norm {row['grad_norm']:.3g}"
         raise NonFiniteLoss(
             f"the loss was not finite for {self._nonfinite} updates in a row, up to update {row['update']} (learning "
-            f"rate {row['lr']:.3g}, gradient norm {row['grad_norm']}); the last good checkpoint is kept; {hints}"
+            f"rate {row['lr']:.3g}{norm}); {self._kept()}; {self._hints()}"
         )
+
+    def _kept(self) -> str:
+        names = [path.name for path in checkpoints(self.run)]
+        return f"the last good checkpoint is kept ({names[-1]})" if names else "there is no checkpoint yet"
+
+    def _hints(self) -> str:
+        hints = "lower optim.lr, set optim.clip_grad, or lengthen optim.warmup_updates"
+        return hints + (", or use precision.compute=bf16" if self.config.precision.compute == "fp16" else "")
 
     # --- evaluation and checkpoints -----------------------------------------------------------------------------
 
@@ -196,6 +202,7 @@ class Trainer:
             self.state,
             evaluated_window=self.state.window,
             best_top1=result.top1 if better else best,
+            best_update=self.state.update if better else self.state.best_update,
         )
         epoch = self.state.window / self.plan.updates_per_epoch
         self._tell({"kind": "eval", "update": self.state.update, "epoch": epoch, **result.row()})
@@ -221,9 +228,9 @@ class Trainer:
         return path is not None
 
     def _stop(self) -> None:
-        self._checkpoint()
+        written = "after a checkpoint" if self._checkpoint() else "without a checkpoint, since a weight is not finite"
         raise Stopped(
-            f"stopped at update {self.state.update} of {self.plan.total_updates} after a checkpoint; "
+            f"stopped at update {self.state.update} of {self.plan.total_updates} {written}; "
             "run the same command again to go on"
         )
 
@@ -233,7 +240,11 @@ class Trainer:
             self._evaluate(stop)
         if self.state.evaluated_window != self.state.window:
             self._stop()
-        self._checkpoint()
+        if not self._checkpoint():
+            raise NonFiniteLoss(
+                f"the run ended at update {self.state.update} with weights that are not finite; {self._kept()}; "
+                f"{self._hints()}"
+            )
 
 
 class Intervals:

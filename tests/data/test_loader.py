@@ -235,3 +235,14 @@ def test_evaluation_crops_the_centre_of_files_as_of_memory(workers: int) -> None
     )
     assert held.shape == (6, 3, 16, 16)
     assert (held - read).abs().max() <= 1.5
+
+
+def test_a_set_on_the_device_gives_the_same_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitscale.data import loader as loader_module
+
+    expected = gather([train_loader(IMAGES, run_config(**FULL))], 1, 4, "images")
+    monkeypatch.setattr(loader_module, "resident_pixels", lambda pixels, device: pixels)
+    resident = train_loader(IMAGES, run_config(**FULL))
+    assert resident._resident is IMAGES.pixels
+    for one, two in zip(gather([resident], 1, 4, "images"), expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)

@@ -13,14 +13,12 @@ from vitscale.config.run import DataConfig
 from vitscale.data.transforms import (
     WorkerTransform,
     as_channels,
-    check_augmentation,
     choose_augment_on,
     crop_and_flip,
     resize_to,
     seeded,
     to_input,
 )
-from vitscale.errors import ConfigError
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -180,24 +178,3 @@ def test_the_global_generator_is_left_alone() -> None:
 )
 def test_where_to_augment(keys: dict[str, Any], in_memory: bool, expected: str) -> None:
     assert choose_augment_on(DataConfig(**keys), in_memory) == expected
-
-
-@pytest.mark.parametrize("key", ["randaugment", "random_erasing", "random_resized_crop"])
-def test_per_image_transforms_are_refused_on_the_device(key: str) -> None:
-    data = DataConfig.model_validate({"augment_on": "device", key: {"random_erasing": 0.25}.get(key, 1)})
-    with pytest.raises(ConfigError, match=rf"data\.augment_on=device cannot run data\.{key}"):
-        choose_augment_on(data, True)
-
-
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        ({"random_resized_crop": True, "crop_padding": 4}, "two ways to crop"),
-        ({"randaugment": 2}, r"not model\.in_chans=4"),
-        ({"rrc_scale": (0.9, 0.2)}, r"data\.rrc_scale=\[0\.9, 0\.2\]"),
-        ({"rrc_scale": (0.0, 1.0)}, r"data\.rrc_scale"),
-    ],
-)
-def test_bad_combinations_are_refused(keys: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        check_augmentation(DataConfig(**keys), 4)

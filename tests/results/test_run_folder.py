@@ -91,6 +91,28 @@ def test_a_killed_run_frees_its_folder_although_its_workers_live(tmp_path: Path)
 
 
 def test_a_crash_that_left_only_the_lock_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / LOCK_FILE).touch()
+    check_run_folder(tmp_path, fresh=True)
     with hold_run_folder(tmp_path):
         pass
-    check_run_folder(tmp_path, fresh=True)
+
+
+def test_a_run_that_wrote_nothing_leaves_nothing_that_it_made(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with hold_run_folder(tmp_path / "mine" / "runs" / "a"):
+        assert (tmp_path / "mine" / "runs" / "a" / LOCK_FILE).exists()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+
+
+def test_a_run_that_wrote_something_keeps_its_folder(tmp_path: Path) -> None:
+    with hold_run_folder(tmp_path / "run"):
+        (tmp_path / "run" / CONFIG_FILE).touch()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [CONFIG_FILE, LOCK_FILE]
+
+
+def test_a_folder_under_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match="file is a file"):
+        check_run_folder(tmp_path / "file" / "a" / "run", fresh=False)
+    with pytest.raises(RunFolderError, match="cannot be written"), hold_run_folder(tmp_path / "file" / "run"):
+        pass

@@ -50,8 +50,7 @@ def prepare(
     config = load_config(source, overrides, ds_config)
     world_size = _world_size(nproc, outer)
     folder = _run_folder(source, out, outer)
-    check_resolution(config.model)
-    _check_files(config)
+    check_model_and_data(config)
     check_observers(config.log)
     kind, facts, notes = _device(device)
     decisions = decide(config, world_size=world_size, device_type=kind)
@@ -83,12 +82,27 @@ def _run_folder(source: str, out: Path | None, outer: OuterLaunch | None) -> Pat
     return Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _check_files(config: RunConfig) -> None:
-    root, weights = config.data.root, config.model.pretrained
-    if root is not None and not root.exists() and not config.data.download:
-        raise DataError(f"data.root={root} does not exist; name the file or folder of the {config.data.source} data")
+def check_model_and_data(config: RunConfig) -> None:
+    """Resolution against patch, and the kind of what data.root and model.pretrained name."""
+    check_resolution(config.model)
+    root, weights, source = config.data.root, config.model.pretrained, config.data.source
+    if root is not None and source not in ("digits", "synthetic"):
+        if not root.exists() and not config.data.download:
+            raise DataError(f"data.root={root} does not exist; name the file or folder of the {source} data")
+        if source == "npz" and not root.is_file():
+            raise DataError(f"data.root={root} is not a file; data.source=npz needs one .npz file")
+        if source == "folder" and not root.is_dir():
+            raise DataError(f"data.root={root} is not a folder; data.source=folder needs one folder per class under it")
     if weights is not None and not weights.is_file():
         raise ModelError(f"model.pretrained={weights} is not a file; name a safetensors file of timm weights")
+
+
+def check_devices(config: RunConfig, asked: str | None, processes: int) -> None:
+    """Raise DeviceError unless the asked kind of device is here, often enough, and can do the precision."""
+    kind, facts, _ = _device(asked)
+    if kind == "cuda":
+        _check_enough_devices(facts, processes)
+        _check_precision(config, facts)
 
 
 def _device(asked: str | None) -> tuple[str, DeviceFacts, tuple[str, ...]]:

@@ -28,9 +28,9 @@ def recipes(json: Annotated[bool, typer.Option("--json", help="Print a JSON list
         typer.echo(json_module.dumps([asdict(recipe) for recipe in packaged()], indent=2))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("recipe", "kind", "hardware", "time", "expected", "what it is")
+    table = Table(Column("recipe", no_wrap=True), "kind", "hardware", "time", "expected", "what it is")
     for recipe in packaged():
         table.add_row(recipe.name, recipe.kind, recipe.hardware, recipe.time, recipe.expected, recipe.summary)
     Console().print(table)

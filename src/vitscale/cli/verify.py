@@ -50,17 +50,24 @@ def verify(
     """
     from rich.console import Console
 
+    from vitscale.cli.preflight import check_devices, check_model_and_data
     from vitscale.config.load import load_config
     from vitscale.errors import EXIT_CHECK_FAILED, EXIT_OK
+    from vitscale.results.run_folder import check_folder
     from vitscale.verify.proof import verify_engines
     from vitscale.verify.variants import ENGINES
 
     if "=" in config:
         config, overrides = "verify", [config, *(overrides or [])]
+    loaded = load_config(config, overrides or [])
+    check_model_and_data(loaded)
+    check_devices(loaded, device, nproc)
+    if out is not None:
+        check_folder(out)
     console = Console()
     with console.status("starting") as status:
         proof = verify_engines(
-            load_config(config, overrides or []),
+            loaded,
             nproc,
             engines=engine or ENGINES,
             only=variant or (),
@@ -85,29 +92,34 @@ def _print(proof: Proof, console: Console) -> None:
             bound = f"bound {figure.bound:.0e}" if figure.bound is not None else "ten times its floor"
             console.print(
                 f"[red]FAILED[/] {figure.job} {figure.variant}: {figure.quantity} differ by {figure.value:.1e} "
-                f"at {figure.worst} ({bound}, floor {figure.floor:.1e})"
+                f"at {figure.worst} ({bound}, floor {figure.floor:.1e})",
+                soft_wrap=True,
             )
     for name, reason, failed in proof.missing:
-        console.print(f"[{'red' if failed else 'yellow'}]{name}: {'FAILED' if failed else 'skipped'}: {reason}[/]")
+        colour, what = ("red", "FAILED") if failed else ("yellow", "skipped")
+        console.print(f"[{colour}]{name}: {what}: {reason}[/]", soft_wrap=True)
     failures = sum(f.failed for f in proof.figures) + sum(m[2] for m in proof.missing)
     marked = sum(f.marked for f in proof.figures)
     text = f"{len(proof.figures)} figures, {failures} failed, {marked} marked * (over ten times the floor)"
-    console.print(f"{'[green]PASSED[/]' if proof.passed else '[red]FAILED[/]'}: {text}, {proof.seconds:.0f} s")
+    console.print(f"{'[green]PASSED[/]' if proof.passed else '[red]FAILED[/]'}: {text}, {proof.seconds:.0f} s", soft_wrap=True)
 
 
 def _table(proof: Proof) -> Table:
-    """A line per engine and variant; in each cell the difference and, behind it, the noise floor."""
+    """A line per variant under its engine; in each cell the difference and, behind it, the noise floor."""
     from rich.table import Table
 
-    table = Table(title="Relative difference from one process (noise floor)", box=None, padding=(0, 1))
-    for name in ("engine", "variant", "weights", "losses", "gradients"):
+    table = Table(title="Relative difference from one process (noise floor)", box=None, padding=(0, 1), pad_edge=False)
+    for name in ("engine and variant", "weights", "losses", "gradients"):
         table.add_column(name, no_wrap=True)
-    rows: dict[tuple[str, str], dict[str, str]] = {}
+    jobs: dict[str, dict[str, dict[str, str]]] = {}
     for f in proof.figures:
         cell = f"{f.value:.1e} ({f.floor:.0e}){'*' if f.marked else ''}"
-        rows.setdefault((f.job, f.variant), {})[f.quantity] = f"[red]{cell}[/]" if f.failed else cell
-    for (job, variant), cells in rows.items():
-        table.add_row(job, variant, *(cells.get(q, "") for q in ("weights", "losses", "gradients")))
+        row = jobs.setdefault(f.job, {}).setdefault(f.variant, {})
+        row[f.quantity] = f"[red]{cell}[/]" if f.failed else cell
+    for job, rows in jobs.items():
+        table.add_row(f"[bold]{job}[/]")
+        for variant, cells in rows.items():
+            table.add_row(f"  {variant}", *(cells.get(q, "") for q in ("weights", "losses", "gradients")))
     return table
 
 

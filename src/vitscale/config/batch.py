@@ -58,7 +58,8 @@ def solve_batch(train: TrainConfig, data_parallel_size: int) -> BatchTriple:
 def nearest_triples(total: int, size: int, micro: int, accum: int) -> list[BatchTriple]:
     """Up to three valid triples for `size` devices near the given values, nearest first.
 
-    First those that keep the global batch (where `size` divides it), then those that keep micro and accum.
+    First those that keep the global batch (where `size` divides it), then those nearest to it that keep micro or
+    accum.
     """
     per_device = total // size
     keep_total = []
@@ -66,7 +67,8 @@ def nearest_triples(total: int, size: int, micro: int, accum: int) -> list[Batch
         divisors = [d for d in range(1, per_device + 1) if per_device % d == 0]
         by_micro = sorted(divisors, key=lambda d: abs(d - micro))
         keep_total = [BatchTriple(d, per_device // d, total) for d in by_micro[:2]]
-    kept = BatchTriple(micro, accum, micro * accum * size)
-    down = BatchTriple(micro, max(1, per_device // micro), micro * max(1, per_device // micro) * size)
-    triples = [*keep_total, kept, down]
-    return list(dict.fromkeys(triples))[:3]
+    steps, images = max(1, per_device // micro), max(1, per_device // accum)
+    pairs = [(micro, accum), (micro, steps), (micro, steps + 1), (images, accum), (images + 1, accum)]
+    others = [BatchTriple(m, a, m * a * size) for m, a in pairs]
+    others.sort(key=lambda t: abs(t.global_batch_size - total))
+    return list(dict.fromkeys([*keep_total, *others]))[:3]

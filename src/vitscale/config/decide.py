@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from vitscale.config.augment import check_augmentation, check_normalisation
 from vitscale.config.batch import BatchTriple, solve_batch
 from vitscale.config.run import RunConfig
 from vitscale.errors import ConfigError, DeviceError
@@ -99,10 +100,13 @@ def decide(config: RunConfig, *, world_size: int, device_type: str | None = None
     _check_device(precision, engine, device_type)
     _check_optimizer(config, engine, stage, precision)
     _check_mixing(config, batch)
+    check_augmentation(config.data, config.model.in_chans)
+    check_normalisation(config.data, config.model.in_chans)
     reasons = (
         Reason("parallel.engine", engine + (f" zero_stage {stage}" if engine == "deepspeed" else ""), why_engine),
         *_batch_reasons(config, batch, world_size),
         Reason("precision", "/".join(precision), precision.meaning),
+        *_performance_reasons(config, engine, stage),
     )
     return Decisions(engine, stage, batch, precision, world_size, reasons)
 
@@ -130,6 +134,15 @@ def _batch_reasons(config: RunConfig, batch: BatchTriple, world_size: int) -> It
             yield Reason(f"train.{name}", str(value), why)
 
 
+def _performance_reasons(config: RunConfig, engine: str, stage: int) -> Iterator[Reason]:
+    on_device = config.performance.data_on_device
+    why = "a training set in memory moves to the GPU if it takes less than an eighth of the free memory there"
+    yield Reason("performance.data_on_device", str(on_device).lower(), why if on_device else "as asked")
+    if config.performance.compile and engine == "deepspeed" and stage == 3:
+        slow = "DeepSpeed's hooks split a ZeRO-3 model into many small graphs: minutes to compile, little to gain"
+        yield Reason("performance.compile", "true", slow)
+
+
 def _precision(config: RunConfig, engine: str) -> Precision:
     asked = config.precision
     compute = asked.compute
@@ -155,7 +168,7 @@ def _precision_problem(triple: Precision, engine: str) -> str | None:
     if compute == "fp16" and params == "fp32" and engine == "deepspeed":
         return "DeepSpeed's fp16 keeps fp16 weights; leave precision.params unset"
     if reduce not in ("fp32", params) and not (engine == "ddp" and reduce == "bf16"):
-        return f"gradients of {params} weights are reduced in {params} or fp32"
+        return f"gradients of {params} weights are reduced in {' or '.join(dict.fromkeys((params, 'fp32')))}"
     if reduce != params and params != "fp32" and engine in ("ddp", "single"):
         return f"gradients of {params} weights are reduced in {params} here"
     return None

@@ -94,7 +94,9 @@ def _read(source: str | Path) -> Tree:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist; `vitscale recipes` lists the packaged ones") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ConfigError(f"config file {path} is not text in UTF-8") from None
+    except OSError as error:
         raise ConfigError(f"config file {path} cannot be read ({_reason(error)})") from None
     return _mapping(parse_yaml(text, str(path)), f"config file {path}")
 
@@ -122,12 +124,12 @@ def _read_json(path: Path) -> Tree:
     try:
         section = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
     except FileNotFoundError:
-        raise ConfigError(f"DeepSpeed config {path} does not exist") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"DeepSpeed config {path} is not readable JSON ({_reason(error)})") from None
+        raise ConfigError(f"--ds-config {path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--ds-config {path} is not readable JSON ({_reason(error)})") from None
     except ConfigError as error:
-        raise ConfigError(f"DeepSpeed config {path}: {error}") from None
-    return _mapping(section, f"DeepSpeed config {path}")
+        raise ConfigError(f"--ds-config {path}: {error}") from None
+    return _mapping(section, f"--ds-config {path}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Tree:

@@ -59,7 +59,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     if not equals or not all(re.fullmatch(r"[A-Za-z_]\w*", part) for part in parts):
         raise ConfigError(f"{text!r} is not an override; write section.key=value, such as optim.lr=3e-4")
     if not value.strip():
-        raise ConfigError(f"{key} is given no value; write {key}=none to clear it")
+        raise ConfigError(f"{key} is given no value; write {key}=VALUE, or leave it out")
     return parts, parse_yaml(value, f"override {key}")
 
 

@@ -136,6 +136,9 @@ class PerformanceConfig(Section):
     """Each switch changes speed or memory, never the mathematics."""
 
     compile: bool = Field(False, description="torch.compile the model")
+    data_on_device: bool = Field(
+        True, description="keep an in-memory training set on the GPU if it takes less than an eighth of the free memory"
+    )
     checkpointing: bool = Field(False, description="recompute block activations in backward to save memory")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from vitscale.errors import DataError
 
@@ -37,5 +37,7 @@ def decode_image(source: Path | bytes, in_chans: int, name: str) -> torch.Tensor
             pixels = np.array(image.convert(_MODES[in_chans]))
     except _BROKEN as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, UnidentifiedImageError):
+            why = "it is no image, or of an unknown format"  # Pillow's text names the file once more
         raise DataError(f"{name} cannot be decoded ({why}); replace or remove this image") from None
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], in_chans)).permute(2, 0, 1).contiguous()

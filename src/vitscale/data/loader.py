@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitscale.config.augment import check_augmentation
 from vitscale.config.batch import BatchTriple
 from vitscale.config.run import DataConfig, RunConfig, TrainConfig
 from vitscale.data.batch import MicroBatch, UpdateBatch
 from vitscale.data.draws import Purpose, uniform, words
-from vitscale.data.feed import Job, Reader, Staged, Stager, read_ahead
+from vitscale.data.feed import Job, Reader, Staged, Stager, read_ahead, resident_pixels
 from vitscale.data.images import ImageSet
 from vitscale.data.mix import PairMix, draw_pairs, mix_images, mix_rows, mixes, one_hot
 from vitscale.data.sampler import Sampler, Window, share
 from vitscale.data.transforms import (
     WorkerTransform,
     as_channels,
-    check_augmentation,
     choose_augment_on,
     crop_and_flip,
     to_input,
@@ -123,6 +123,8 @@ class TrainLoader:
         self._mean, self._std = as_channels(mean, device), as_channels(std, device)
         self._class_weights = class_weights(config.train, train.labels, num_classes)
         self._reader = self._make_reader()
+        keep = config.performance.data_on_device and self._reader.transform is None
+        self._resident = resident_pixels(train.pixels, device) if keep else None
         self._stager = Stager(device)
         share(batch.global_batch_size, rank, world_size, batch.micro_batch_size, self.unit)  # refuses odd pairs now
 
@@ -150,7 +152,7 @@ class TrainLoader:
         Reads ahead, and copies one update ahead; close the iterator to stop both.
         """
         plans: deque[tuple[Window, list[_MicroPlan]]] = deque()
-        images = read_ahead(self._reader, self._jobs(start_window, stop_window, plans), self._workers, self.device)
+        images = self._images(self._jobs(start_window, stop_window, plans))
         ahead: deque[tuple[Window, list[Staged]]] = deque()
         for _ in range(start_window, stop_window):
             ahead.append(self._stage(images, plans))
@@ -162,6 +164,12 @@ class TrainLoader:
     @property
     def _workers(self) -> int:
         return self.data.workers if self._reader.transform is not None else 0
+
+    def _images(self, jobs: Iterator[Job]) -> Iterator[torch.Tensor]:
+        """The images of each job, uint8 (B, C, h, w); only their numbers, int64 (B,), if the set is on the device."""
+        if self._resident is not None:
+            return (torch.from_numpy(job.indices) for job in jobs)
+        return read_ahead(self._reader, jobs, self._workers, self.device)
 
     def _jobs(
         self, start_window: int, stop_window: int, plans: deque[tuple[Window, list[_MicroPlan]]]
@@ -177,10 +185,12 @@ class TrainLoader:
 
     def _draw(self, window: Window) -> _WindowDraws:
         total, number = self.batch.global_batch_size, window.window
+        random = _augments(self.data)
+        zeros = np.zeros((total, 3), np.float32)
         return _WindowDraws(
             window,
-            placement=uniform(self.seed, Purpose.CROP_FLIP, number, (total, 3)),
-            seeds=words(self.seed, Purpose.WORKER, number, total),
+            placement=uniform(self.seed, Purpose.CROP_FLIP, number, (total, 3)) if random else zeros,
+            seeds=words(self.seed, Purpose.WORKER, number, total) if random else np.zeros(total, np.uint64),
             drop_path=uniform(self.seed, Purpose.DROP_PATH, number, (total, self.num_draws))
             if self.num_draws
             else None,
@@ -226,6 +236,8 @@ class TrainLoader:
     def _augment(self, tensors: dict[str, torch.Tensor]) -> MicroBatch:
         """The device's part: crop and flip (device path), resize, normalise, mix."""
         images, targets, weights = tensors["images"], tensors["targets"], tensors["weights"]
+        if self._resident is not None:
+            images = self._resident[images]
         if self._augment_on_device:
             images = crop_and_flip(images, tensors["placement"], self.data.crop_padding, self.data.flip)
         images = to_input(images, self.img_size, self._mean, self._std)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from vitscale.config.augment import check_normalisation
 from vitscale.config.run import DataConfig
 from vitscale.data.draws import Purpose, permutation
 from vitscale.data.images import ImageSet, SplitName, Splits, check_labels, list_some, pixel_statistics
@@ -34,7 +35,7 @@ def open_splits(
     seed: of synthetic images only. Raises DataError or ConfigError.
     """
     raw = _hold_out(_open(config, img_size, in_chans, num_classes, seed), config)
-    _check(raw, num_classes)
+    _check(raw, num_classes, _where(config))
     assert raw.val is not None
     train, train_notes = _limit(raw.train, config.train_limit, "train", len(raw.classes))
     val, val_notes = _limit(raw.val, config.val_limit, "val", len(raw.classes))
@@ -112,11 +113,11 @@ def _where(config: DataConfig) -> str:
     return config.source if config.root is None else str(config.root)
 
 
-def _check(raw: RawSplits, num_classes: int | None) -> None:
+def _check(raw: RawSplits, num_classes: int | None, where: str) -> None:
     """Labels inside the classes, classes inside the model's head, every val class known to train."""
     if num_classes is not None and len(raw.classes) > num_classes:
         raise DataError(
-            f"the data has {len(raw.classes)} classes but model.num_classes={num_classes}; "
+            f"{where} has {len(raw.classes)} classes but model.num_classes={num_classes}; "
             f"set model.num_classes={len(raw.classes)} or leave it unset"
         )
     for images in (raw.train, raw.val, raw.test):
@@ -125,12 +126,14 @@ def _check(raw: RawSplits, num_classes: int | None) -> None:
     assert raw.val is not None
     for split, images in (("train", raw.train), ("val", raw.val)):
         if not len(images):
-            raise DataError(f"the {split} split is empty")
+            raise DataError(f"{where}: the {split} split is empty")
     present = np.unique(raw.train.labels)
     unknown = np.setdiff1d(raw.val.labels, present)
     if len(unknown):
         names = list_some([raw.classes[label] for label in unknown])
-        raise DataError(f"val has classes that train has no image of: {names}; a model cannot learn them")
+        raise DataError(
+            f"{where}: val has classes that train has no image of: {names}; add some, or remove them from val"
+        )
 
 
 def _limit(images: ImageSet, limit: int | None, split: str, num_classes: int) -> tuple[ImageSet, tuple[str, ...]]:
@@ -154,12 +157,8 @@ def _normalisation(
     mean, std = raw.mean, raw.std
     if mean is None or std is None:
         mean, std = _default_normalisation(train, in_chans)
+    check_normalisation(config, in_chans)
     mean, std = config.mean or mean, config.std or std
-    for key, values in (("mean", mean), ("std", std)):
-        if len(values) != in_chans:
-            raise ConfigError(
-                f"data.{key} has {len(values)} values but model.in_chans={in_chans}; give one per channel"
-            )
     if min(std) <= 0:
         raise ConfigError(f"data.std={list(std)} must be above 0 in every channel; set data.std by hand")
     return mean, std

@@ -51,6 +51,8 @@ def npz(root: Path, in_chans: int) -> RawSplits:
     """An .npz of {split}_images (n, H, W, C) or (n, H, W) uint8, {split}_labels (n,) and, maybe, classes."""
     if not root.is_file():
         raise DataError(f"data.root={root} is not a file; data.source=npz needs one .npz file")
+    if not zipfile.is_zipfile(root):
+        raise DataError(f"{root} cannot be read as an .npz: it is another kind of file; write it with np.savez")
     try:
         # Opened here, because np.load leaves a broken file open.
         with root.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -59,7 +61,7 @@ def npz(root: Path, in_chans: int) -> RawSplits:
             keys = list(arrays.files)
     except (ValueError, OSError, zipfile.BadZipFile, EOFError, TypeError) as error:
         raise DataError(
-            f"{root} cannot be read as an .npz of plain arrays ({error}); write it again with np.savez"
+            f"{root} cannot be read as an .npz of plain arrays ({_why(error)}); write it again with np.savez"
         ) from None
     if "train" not in splits:
         raise DataError(
@@ -68,6 +70,12 @@ def npz(root: Path, in_chans: int) -> RawSplits:
     if not classes:
         classes = tuple(str(label) for label in range(int(splits["train"].labels.max(initial=0)) + 1))
     return RawSplits(splits["train"], splits.get("val"), splits.get("test"), classes)
+
+
+def _why(error: Exception) -> str:
+    if "allow_pickle" in str(error):  # numpy's own text advises to allow it
+        return "it holds pickled objects, which can run code"
+    return str(error)
 
 
 def _npz_split(arrays: np.lib.npyio.NpzFile, split: str, root: Path, in_chans: int) -> MemoryImages:

@@ -21,34 +21,17 @@ from torch.nn import functional
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as tv
 
+from vitscale.config.augment import per_image_transforms
 from vitscale.config.run import DataConfig
-from vitscale.errors import ConfigError
 
 AugmentOn = Literal["device", "workers"]
 
 
 def choose_augment_on(data: DataConfig, in_memory: bool) -> AugmentOn:
     """Where to augment: as asked, or for auto on the device if the set is in memory and no transform needs workers."""
-    per_sample = [key for key in ("randaugment", "random_erasing", "random_resized_crop") if getattr(data, key)]
-    if data.augment_on == "device" and per_sample:
-        raise ConfigError(
-            f"data.augment_on=device cannot run data.{per_sample[0]}, which works image by image; "
-            f"set data.augment_on=workers or auto, or turn data.{per_sample[0]} off"
-        )
     if data.augment_on != "auto":
         return data.augment_on
-    return "device" if in_memory and not per_sample else "workers"
-
-
-def check_augmentation(data: DataConfig, in_chans: int) -> None:
-    """Refuse combinations that would be ignored or cannot run."""
-    if data.random_resized_crop and data.crop_padding:
-        raise ConfigError("data.random_resized_crop and data.crop_padding are two ways to crop; set only one of them")
-    if data.randaugment and in_chans not in (1, 3):
-        raise ConfigError(f"data.randaugment works on 1 or 3 channels, not model.in_chans={in_chans}; set it to 0")
-    low, high = data.rrc_scale
-    if not 0 < low <= high <= 1:
-        raise ConfigError(f"data.rrc_scale={list(data.rrc_scale)} must be two ascending shares of the area in (0, 1]")
+    return "device" if in_memory and not per_image_transforms(data) else "workers"
 
 
 def resize_to(images: torch.Tensor, img_size: int, crop_share: float = 1.0) -> torch.Tensor:

@@ -54,10 +54,12 @@ class NativeEngine(UpdateRules):
         super().__init__(model, loss_fn, config, decisions, world, total_updates, recorder)
         model.to(world.device)
         prepare(model, config.performance, decisions.engine)
-        self._masters = self._cast(model)
+        self._masters, self._frozen = self._cast(model)
         mesh = None if decisions.engine == "single" else world.mesh()
         self.module = data_parallel(model, decisions, mesh)
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        # Taken now: after an evaluation FSDP2 leaves unsharded parameters in the model, in the compute precision.
+        self._all = dict(model.named_parameters())
+        self._parameters = {name: p for name, p in self._all.items() if p.requires_grad}
         groups = param_groups(model, config.optim)
         for group in groups:
             group["params"] = [self._weight(name) for name in group["param_names"]]
@@ -68,18 +70,27 @@ class NativeEngine(UpdateRules):
         if decisions.engine == "ddp" and (world.device.type == "cpu" or config.train.deterministic):
             self._settle_buckets()
 
-    def _cast(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """bf16 weights with fp32 masters, where FSDP2's own policy does not keep them; empty otherwise."""
+    def _cast(self, model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
+        """bf16 weights with fp32 masters, where FSDP2's own policy does not keep them; empty otherwise. Frozen weights
+        keep their fp32 values too, on the host: a checkpoint must not round what was never trained."""
         params = self.decisions.precision.params
         if params == "fp32" or self.decisions.engine == "fsdp2":
-            return {}
-        masters = {n: nn.Parameter(p.detach().clone()) for n, p in model.named_parameters() if p.requires_grad}
+            return {}, {}
+        named = list(model.named_parameters())
+        masters = {name: nn.Parameter(p.detach().clone()) for name, p in named if p.requires_grad}
+        frozen = {name: p.detach().cpu().clone() for name, p in named if not p.requires_grad}
         model.to(DTYPES[params])
-        return masters
+        return masters, frozen
 
     def _weight(self, name: str) -> nn.Parameter:
         """What the optimizer steps on: the fp32 master if there is one."""
         return self._masters[name] if name in self._masters else self._parameters[name]
+
+    def _exact(self, name: str) -> torch.Tensor:
+        """Any parameter, trained or frozen, as checkpoints hold it."""
+        if name in self._parameters:
+            return self._weight(name).detach()
+        return self._frozen.get(name, self._all[name].detach())
 
     def _weights(self) -> dict[str, nn.Parameter]:
         return {name: self._weight(name) for name in self._parameters}
@@ -215,12 +226,13 @@ class NativeEngine(UpdateRules):
         if extra["scaler"] and self._scaler.is_enabled():
             self._scaler.load_state_dict(extra["scaler"])
         self._masters_to_weights()
+        for name, value in self._frozen.items():
+            self._all[name].detach().copy_(value)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Everything that a checkpoint holds, under `weight/NAME` and `optim/NAME/KEY`; loading fills it in place."""
-        tensors = {f"weight/{name}": p.detach() for name, p in self._plain.named_parameters()}
+        tensors = {f"weight/{name}": self._exact(name) for name in self._all}
         for name, weight in self._weights().items():
-            tensors[f"weight/{name}"] = weight.detach()
             for key, value in self._optimizer.state.get(weight, {}).items():
                 tensors[f"optim/{name}/{key}"] = value
         return tensors
@@ -243,11 +255,10 @@ class NativeEngine(UpdateRules):
 
     def gathered_parameters(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
         """Full fp32 weights on rank 0's CPU, by timm's names."""
-        weights = self._weights()
         full = {}
-        for name, parameter in self._plain.named_parameters():
-            source = weights.get(name, parameter).detach()
-            if ema and self._ema and name in weights:
+        for name in self._all:
+            source = self._exact(name)
+            if ema and self._ema and name in self._parameters:
                 source = _like(self._ema.average[name], source)
             full[name] = self._to_main(source)
         full.update({name: self._to_main(buffer) for name, buffer in self._plain.named_buffers()})

@@ -50,9 +50,9 @@ class UpdateRules:
         self._peak_lr = peak_lr(config.optim, decisions.batch.global_batch_size)
         self._dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
         self._drops_paths = num_draws(model) > 0
-        if decisions.precision.compute == "tf32":
-            torch.backends.cuda.matmul.allow_tf32 = True
-            torch.backends.cudnn.allow_tf32 = True
+        tf32 = decisions.precision.compute == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32  # on by torch's default, so that fp32 would embed patches in TF32
 
     def learning_rate(self) -> float:
         """The learning rate that the next update will use, before layer-wise factors."""
@@ -105,9 +105,11 @@ class UpdateRules:
     def evaluating(self, *, ema: bool = False) -> Iterator[None]:
         """Eval mode without gradients, with the EMA weights in place if asked. Collective at both ends."""
         self.module.eval()
-        with torch.no_grad(), self._ema_in_place() if ema else nullcontext():
-            yield
-        self.module.train()
+        try:
+            with torch.no_grad(), self._ema_in_place() if ema else nullcontext():
+                yield
+        finally:
+            self.module.train()
 
     def eval_forward(self, images: torch.Tensor) -> torch.Tensor:
         """Logits (B, num_classes) of (B, C, H, W) images, inside `evaluating`. Collective in sharded engines."""

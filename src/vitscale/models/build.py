@@ -142,7 +142,7 @@ def _create(name: str, arguments: dict[str, Any]) -> VisionTransformer:
     try:
         model = timm.create_model(name, **arguments)
     except (AssertionError, TypeError, ValueError, KeyError, RuntimeError, ZeroDivisionError) as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = str(error).strip().split("\n")[0].removesuffix(", but expected one of:") or type(error).__name__
         given = ", ".join(f"{key}={value}" for key, value in arguments.items())
         raise ModelError(f"model.name={name} cannot be built with {given}: {reason}") from error
     if not isinstance(model, VisionTransformer) or not isinstance(model.patch_embed, PatchEmbed):

@@ -30,10 +30,17 @@ def load_pretrained(model: VisionTransformer, path: Path) -> tuple[str, ...]:
     are adapted as timm does. Every other difference raises ModelError, which names the tensor.
     """
     tensors = {name: tensor.float() for name, tensor in read_safetensors(path).items()}
-    notes = [*_fit_head(model, tensors), *_fit_patch_embed(model, tensors, path), *_fit_pos_embed(model, tensors, path)]
-    own = model.state_dict()
-    check_names(own, tensors, path)
-    check_shapes(own, tensors, path)
+    try:
+        notes = [
+            *_fit_head(model, tensors),
+            *_fit_patch_embed(model, tensors, path),
+            *_fit_pos_embed(model, tensors, path),
+        ]
+        own = model.state_dict()
+        check_names(own, tensors, path)
+        check_shapes(own, tensors, path)
+    except ModelError as error:
+        raise ModelError(f"model.pretrained={error}; it must hold the weights of a model like model.name") from None
     model.load_state_dict(tensors)
     return tuple(notes)
 

@@ -1,8 +1,8 @@
 """Parallelism as functions over an untouched model. The order lives here once:
 tensor / sequence -> activation checkpointing -> compile -> ddp / fsdp.
 
-In: a plain timm Vision Transformer on its device. Out: the module that the engine calls. DeepSpeed wraps by itself
-and gets only the first two steps.
+In: a plain timm Vision Transformer on its device. Out: the module that the engine calls. DeepSpeed wraps and compiles
+by itself and gets only the first steps.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from vitscale.config.run import PerformanceConfig
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def prepare(model: nn.Module, performance: PerformanceConfig, engine: str) -> nn.Module:
+def prepare(model: nn.Module, performance: PerformanceConfig, engine: str) -> None:
     """Activation checkpointing, then compile, both in place so that parameter names stay timm's."""
-    if performance.checkpointing:
-        # timm's own works under ZeRO-3, where torch's non-reentrant one fails
-        model.set_grad_checkpointing(True)  # type: ignore[operator]
+    checkpoint_activations(model, performance)
     if performance.compile:
         compile_in_place(model, engine)
-    return model
+
+
+def checkpoint_activations(model: nn.Module, performance: PerformanceConfig) -> None:
+    """Recompute blocks in backward, if asked; timm's own works under ZeRO-3, where torch's non-reentrant one fails."""
+    if performance.checkpointing:
+        model.set_grad_checkpointing(True)  # type: ignore[operator]
 
 
 def compile_in_place(model: nn.Module, engine: str) -> None:
-    """The whole model where it is one graph; block by block where hooks between blocks would break it."""
+    """The whole model where it is one graph; block by block where FSDP2's hooks between them would break it."""
     if engine in ("single", "ddp"):
         model.compile(dynamic=False)
         return

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from vitscale.config.decide import decide
 from vitscale.config.run import RunConfig
-from vitscale.errors import RunFailed
+from vitscale.errors import EXIT_BAD_INPUT, RunFailed, VitscaleError
 from vitscale.study.case import Job, Outcome
 from vitscale.study.runner import OnProgress, run_jobs
 from vitscale.verify.variants import CLIP_LIMIT, ENGINES, FLOOR_FACTOR, ProofJob, Variant, proof_jobs
@@ -91,6 +91,8 @@ def verify_engines(
         ]
         outcomes = run_jobs(runner_jobs, root, on_progress)
         reference = outcomes[0]
+        if reference.code == EXIT_BAD_INPUT:
+            raise VitscaleError(reference.sentence)
         if reference.kind != "ok":
             raise RunFailed(f"the reference run on one process failed: {reference.sentence}\n{reference.stderr_tail}")
         return _judge(config, jobs, outcomes, root)

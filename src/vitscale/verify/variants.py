@@ -149,14 +149,21 @@ def _with_whole_sharding(section: dict[str, Any], job: ProofJob) -> dict[str, An
 def proof_jobs(
     config: RunConfig, nproc: int, engines: Sequence[str] = ENGINES, only: Sequence[str] = ()
 ) -> list[ProofJob]:
-    """The reference first, then one job per engine; `only` names the variants to keep (all if empty)."""
+    """The reference first, then one job per engine; `only` names the variants to keep (all if empty).
+
+    Raises ConfigError where the reference or no engine can run; else an engine that cannot is a job with a problem.
+    """
     jobs = [_checked(config, _kept(job, only)) for job in _engine_jobs(config, nproc, engines)]
     mathematics: dict[tuple[Any, ...], Variant] = {}
     for job in jobs:
         for variant in job.variants:
             mathematics.setdefault(variant.mathematics, variant)
     plain = [variant.plain(accum) for variant in mathematics.values() for accum in (1, 2)]
-    return [ProofJob("single", 0, 1, global_batch_size(nproc), tuple(plain)), *jobs]
+    reference = ProofJob("single", 0, 1, global_batch_size(nproc), tuple(plain))
+    if not plain:
+        raise ConfigError(str(jobs[0].problem))
+    decide(build_config(reference.tree(config, plain[0])), world_size=1)
+    return [reference, *jobs]
 
 
 def _engine_jobs(config: RunConfig, nproc: int, engines: Sequence[str]) -> Iterator[ProofJob]:

@@ -28,13 +28,13 @@ from vitscale.config.run import OptimConfig, RunConfig
 from vitscale.data.batch import UpdateBatch
 from vitscale.distributed import World
 from vitscale.engine.base import LossFn, OptimizerState, StepOutput
-from vitscale.engine.deepspeed.settings import deepspeed_settings
+from vitscale.engine.deepspeed.settings import deepspeed_settings, naming_refused_keys
 from vitscale.engine.update import UpdateRules
 from vitscale.errors import CheckpointError
 from vitscale.optim.build import build_optimizer
 from vitscale.optim.ema import Ema
 from vitscale.optim.groups import ParamGroup, param_groups
-from vitscale.parallel.apply import prepare
+from vitscale.parallel.apply import checkpoint_activations
 from vitscale.phases import NULL, Recorder
 
 TAG = "state"
@@ -62,13 +62,16 @@ class DeepSpeedEngine(UpdateRules):
         if resume_from and _saved_world_size(resume_from) != world.world_size and decisions.zero_stage:
             settings = merge(settings, {"checkpoint": {"load_universal": True}})
         model.to(world.device)
-        prepare(model, config.performance, "deepspeed")
+        checkpoint_activations(model, config.performance)
         self._parameters = dict(model.named_parameters())
         optimizer = self._build_optimizer(model)
         self._deepspeed = deepspeed
-        self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+        with naming_refused_keys(config.deepspeed):
+            self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
         self.module = self._engine
         self._forget_first_step()
+        if config.performance.compile:
+            self._engine.compile(compile_kwargs={"dynamic": False})  # DeepSpeed's own keeps its hooks out of the graph
         self._fragments = Fragments(self._engine, self._parameters, decisions.zero_stage)
         self._aside: dict[str, torch.Tensor] = {}
         decay = config.optim.ema_decay

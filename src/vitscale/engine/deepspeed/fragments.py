@@ -74,7 +74,8 @@ class Fragments:
     def full_state(self, p: nn.Parameter) -> dict[str, torch.Tensor]:
         """The full optimizer state of a trained parameter on every rank. Collective."""
         if self._stage == 0:
-            return {key: self._whole(p, key) for key in self._state_keys()}
+            home, _ = self._homes.get(id(p), (p, 0))  # its own keys: under Muon not all parameters have the same
+            return {key: self._whole(p, key) for key in _elementwise(self._engine.basic_optimizer.state[home])}
         if self._stage == 3:
             return {key: safe_get_full_optimizer_state(p, key) for key in self._state_keys()}
         return {key: self._from_slices(p, self._local_state(p, key)) for key in self._state_keys()}
@@ -93,7 +94,7 @@ class Fragments:
     def _state_keys(self) -> list[str]:
         """Names of the element-wise states; the same on every rank, which the collectives need."""
         states = self._engine.basic_optimizer.state.values()
-        return sorted({key for state in states for key, v in state.items() if torch.is_tensor(v) and v.dim() > 0})
+        return sorted({key for state in states for key in _elementwise(state)})
 
     def assemble(self, name: str, local: torch.Tensor | None) -> torch.Tensor:
         """A full tensor from every rank's fragment, cut as `local()` cuts. Collective."""
@@ -136,3 +137,8 @@ class Fragments:
     @staticmethod
     def _world_size() -> int:
         return dist.get_world_size()
+
+
+def _elementwise(state: dict[str, Any]) -> list[str]:
+    """The keys of states that have a value per element of the parameter, unlike `step`."""
+    return sorted(key for key, value in state.items() if torch.is_tensor(value) and value.dim() > 0)

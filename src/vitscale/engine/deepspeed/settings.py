@@ -5,11 +5,16 @@ Torch-free and without deepspeed, so that `vitscale show` can print it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from pydantic import ValidationError
 
 from vitscale.config.decide import Decisions
 from vitscale.config.overrides import merge
 from vitscale.config.run import RunConfig
+from vitscale.errors import ConfigError
 
 
 def deepspeed_settings(config: RunConfig, decisions: Decisions) -> dict[str, Any]:
@@ -48,3 +53,29 @@ def _precision(decisions: Decisions) -> dict[str, Any]:
     if params == "bf16":
         return {"bf16": {"enabled": True}, **reduced}
     return {"fp16": {"enabled": True, "loss_scale": 0}, **reduced}
+
+
+@contextmanager
+def naming_refused_keys(section: dict[str, Any]) -> Iterator[None]:
+    """Turn DeepSpeed's refusal of a value in the user's section into a ConfigError that names the key."""
+    try:
+        yield
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        name = str(problem["loc"][-1]) if problem["loc"] else error.title
+        key = next((key for key in _dotted(section) if key.rpartition(".")[2] == name), name)
+        raise ConfigError(f"deepspeed.{key}={problem['input']} is refused by DeepSpeed: {problem['msg']}") from None
+    except (AssertionError, ValueError, TypeError) as error:
+        if not section:
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"DeepSpeed refuses the deepspeed section ({', '.join(_dotted(section))}): {reason}") from error
+
+
+def _dotted(section: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every key that holds a value."""
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"

@@ -8,7 +8,7 @@ if int(os.environ.get("WORLD_SIZE", "1")) > 1:
 
     right = functional.linear
 
-    def linear(input, weight, bias=None):  # noqa: A002
+    def linear(input, weight, bias=None):
         shrunk = 0.99 * weight + 0.01 * weight.detach()
         return right(input, shrunk, bias)
 
