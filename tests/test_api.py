@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import vitscale
 
@@ -51,3 +52,28 @@ def test_load_build_train_evaluate(tmp_path: Path) -> None:
     found = vitscale.evaluate_run(trained, "val", torch.device("cpu"))
     assert found.num_samples == 50
     assert found.top1 == pytest.approx(result.top1)
+
+
+def test_the_start_says_how_pretrained_weights_were_fitted(tmp_path: Path) -> None:
+    model = vitscale.build_model(vitscale.load_config("digits").model, num_classes=7, seed=1)
+    save_file(model.state_dict(), tmp_path / "seven.safetensors")
+
+    class Listener:
+        notes: tuple[str, ...] = ()
+
+        def start(self, info: dict) -> None:
+            self.notes = tuple(info["notes"])
+
+        def metrics(self, row: dict) -> None: ...
+
+        def event(self, row: dict) -> None: ...
+
+        def close(self) -> None: ...
+
+    keys = [f"model.pretrained={tmp_path}/seven.safetensors", "train.epochs=null", "train.max_updates=2"]
+    config = vitscale.load_config("digits", [*keys, "eval.every_epochs=null", "data.val_limit=50"])
+    first, resumed = Listener(), Listener()
+    vitscale.train(config, tmp_path / "run", device="cpu", observers=[first])
+    assert any("head" in note and "7" in note for note in first.notes), first.notes
+    vitscale.train(config, tmp_path / "run", device="cpu", observers=[resumed])
+    assert not any("head" in note for note in resumed.notes), resumed.notes

@@ -37,6 +37,7 @@ from vitscale.results import files as files_module
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
 TRACED = (module.__file__, files_module.__file__)
+CHANGES = ("os.remove", "os.rmdir", "os.rename", "os.mkdir")
 
 
 class FakeEngine:
@@ -103,23 +104,27 @@ def test_weights_that_are_not_finite_refuse_a_checkpoint(value: float, run: Path
 
 
 def kill_at_line(work: Callable[[], Any], line: int) -> bool:
-    """Run `work` in a fork that SIGKILLs itself before the n-th line of checkpoint.py and files.py; False if it ended
-    before that."""
+    """Run `work` in a fork that SIGKILLs itself before the n-th line of checkpoint.py and files.py, where lines are
+    also the removals, renames and new folders below them (shutil.rmtree's); False if it ended before that."""
     child = os.fork()
     if child == 0:
         seen = 0
 
-        def trace(frame: FrameType, event: str, _: Any) -> Any:
+        def step() -> None:
             nonlocal seen
+            if seen == line:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen += 1
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
             if frame.f_code.co_filename not in TRACED:
                 return None
             if event == "line":
-                if seen == line:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                seen += 1
+                step()
             return trace
 
         try:
+            sys.addaudithook(lambda event, _: step() if event in CHANGES else None)
             sys.settrace(trace)
             work()
         except BaseException:
@@ -158,13 +163,14 @@ def test_a_kill_at_any_line_leaves_a_state_that_the_next_run_reads(
         assert {path.name for path in (work_run / "checkpoints").iterdir()} <= whole
         state = settle_best(work_run, read_state(last))
         best = find_checkpoint(work_run, "best").name
-        assert (best, state.best_top1) == (last.name, 0.95) if read_state(last).update == 4 else (checkpoint_name(1), 0.9)
+        assert (
+            (best, state.best_top1) == (last.name, 0.95) if read_state(last).update == 4 else (checkpoint_name(1), 0.9)
+        )
         work()  # the resumed run gets there as well
         assert find_checkpoint(work_run, "best").name == find_checkpoint(work_run).name == checkpoint_name(4)
         assert set(names(work_run)) <= {checkpoint_name(update) for update in (1, 3, 4)}
         line += 1
-    print("LINES", line)
-    assert line > 80
+    assert line > 120
     assert ended_at == {checkpoint_name(3), checkpoint_name(4)}
 
 
@@ -175,6 +181,10 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
 def alter(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -183,7 +193,8 @@ def alter(path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "state.json", "engine/deep/shard"])
 @pytest.mark.parametrize(
-    ("damage", "word"), [(Path.unlink, "is missing"), (truncate, "is truncated"), (alter, "was altered")]
+    ("damage", "word"),
+    [(Path.unlink, "is missing"), (truncate, "is truncated"), (lengthen, "is too long"), (alter, "was altered")],
 )
 def test_damage_is_found_and_named(damage: Callable[[Path], None], word: str, file: str, run: Path) -> None:
     path = find_checkpoint(run) / file

@@ -250,7 +250,7 @@ def test_a_longer_run_still_knows_the_best_of_the_first_end(tmp_path: Path) -> N
 def test_the_run_ends_after_k_updates_in_a_row_and_the_last_good_checkpoint_stays(tmp_path: Path) -> None:
     session = Session(
         tmp_path,
-        losses={window: NAN for window in range(5, 99)},
+        losses=dict.fromkeys(range(5, 99), NAN),
         train={"max_nonfinite_updates": 3, "epochs": 9},
         checkpoint={"every_updates": 4},
     )
@@ -266,7 +266,7 @@ def test_the_run_ends_after_k_updates_in_a_row_and_the_last_good_checkpoint_stay
 
 
 def test_the_hints_for_fp16_name_bf16(tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteLoss, match="or use precision.compute=bf16"):
+    with pytest.raises(NonFiniteLoss, match=r"or use precision.compute=bf16"):
         Session(tmp_path, losses=dict.fromkeys(range(9), NAN), precision={"compute": "fp16"}).fit()
 
 

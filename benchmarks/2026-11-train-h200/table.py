@@ -23,7 +23,9 @@ def rows(name: str) -> list[dict[str, Any]]:
 def figures() -> str:
     """Throughput as a table, then overhead and accuracy as sentences."""
     records = {record["case"]: record for record in rows("records.jsonl")}
-    head = "| engine | precision | images/s | ms per update: median (least to most) | peak memory |\n|---|---|---|---|---|\n"
+    head = (
+        "| engine | precision | images/s | ms per update: median (least to most) | peak memory |\n" + "|---" * 5 + "|\n"
+    )
     table = head + "".join(_row(record) for record in records.values() if "images_per_s" in record)
     return f"{table}\n{_overhead(records['overhead-single-bf16'])}\n{_accuracy()}"
 
@@ -42,9 +44,9 @@ def _overhead(record: dict[str, Any]) -> str:
     median = statistics.median(shares)
     verdict = "That is within the goal of 2 %" if median < 2 else "The goal is 2 %, so it is missed"
     return (
-        f"* The trainer (loading, resizing, logging) costs {median:.1f} % over a bare engine step of {step:.1f} ms: the "
-        f"median of {len(shares)} pairs in one\n  process, which range from {min(shares):.1f} to {max(shares):.1f} %. "
-        f"{verdict}."
+        f"* The trainer (loading, resizing, logging) costs {median:.1f} % over a bare engine step of {step:.1f} ms: "
+        f"the median of {len(shares)} pairs in one\n  process, which range from {min(shares):.1f} to "
+        f"{max(shares):.1f} %. {verdict}."
     )
 
 
@@ -63,5 +65,6 @@ def _accuracy() -> str:
 if __name__ == "__main__":
     before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
-    assert begin and end, f"{README} has no markers"
+    assert begin, f"{README} has no {BEGIN}"
+    assert end, f"{README} has no {END}"
     README.write_text(before + begin + "\n" + figures() + "\n" + end + after, encoding="utf-8")

@@ -65,6 +65,15 @@ def write_checkpoint(run: Path, engine: Engine, state: TrainState, world: World,
     partial = final.parent / f"{_PARTIAL}{final.name}"
     if world.on_main(lambda: _prepare(final, partial)):
         return final
+    try:
+        return _write(partial, final, engine, state, world, ema=ema)
+    except BaseException:  # a full disk: what is half-written must not stand in the way of freeing some space
+        if world.main:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write(partial: Path, final: Path, engine: Engine, state: TrainState, world: World, *, ema: bool) -> Path | None:
     weights = engine.gathered_parameters()
     if world.any(not all(bool(w.isfinite().all()) for w in weights.values())):
         world.on_main(lambda: shutil.rmtree(partial))
@@ -223,8 +232,9 @@ def verify_manifest(checkpoint: Path) -> None:
         if name not in expected:
             raise CheckpointError(f"{path} is not in the manifest{advice}")
         digest, size = expected[name]
-        if path.stat().st_size != size:
-            raise CheckpointError(f"{path} is truncated: {path.stat().st_size} bytes instead of {size}{advice}")
+        if (found := path.stat().st_size) != size:
+            what = "truncated" if found < size else "too long"
+            raise CheckpointError(f"{path} is {what}: {found} bytes instead of {size}{advice}")
         if _sha256(path) != digest:
             raise CheckpointError(f"{path} was altered: its SHA-256 is not the manifest's{advice}")
 

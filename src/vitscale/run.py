@@ -103,7 +103,9 @@ class _Run:
         splits = self._open_data()
         identity = run_identity(config, self.decisions, splits)
         resume = world.on_main(lambda: self._resume_point(identity))
-        model = build_model(config.model, config.model.num_classes or len(splits.classes), config.train.seed)
+        fitted: list[str] = []  # how pretrained weights were fitted; of no interest to a run that has gone on from them
+        num_classes = config.model.num_classes or len(splits.classes)
+        model = build_model(config.model, num_classes, config.train.seed, tell=fitted.append)
         img_size = image_size(model)
         loader = self._train_loader(splits, img_size, num_draws(model), model.num_classes)
         plan = plan_run(config, loader.updates_per_epoch)
@@ -125,7 +127,7 @@ class _Run:
         evaluator = self._evaluator(engine, splits, img_size, model.num_classes)
         trainer = Trainer(engine, loader, plan, state, config, world, self.out, evaluator, watching, self.recorder)
         try:
-            info = self._info(splits, loader, plan, state)
+            info = self._info(splits, loader, plan, state, [] if resume else fitted)
             for observer in trainer.observers:
                 observer.start(info)
             final = trainer.fit()
@@ -204,7 +206,9 @@ class _Run:
         write_atomically(self.out / CONFIG_FILE, dump_config(self.config))
         write_json(self.out / "environment.json", describe())
 
-    def _info(self, splits: Splits, loader: TrainLoader, plan: Plan, state: TrainState) -> dict[str, Any]:
+    def _info(
+        self, splits: Splits, loader: TrainLoader, plan: Plan, state: TrainState, fitted: list[str]
+    ) -> dict[str, Any]:
         return {
             "out": str(self.out),
             "engine": self.decisions.engine,
@@ -219,7 +223,7 @@ class _Run:
             "updates_per_epoch": plan.updates_per_epoch,
             "update": state.update,
             "augment_on": loader.augment_on,
-            "notes": [*splits.notes, *loader.notes],
+            "notes": [*splits.notes, *loader.notes, *fitted],
         }
 
     def _result(self, state: TrainState, last: EvalResult | None, seconds: float) -> Result:

@@ -16,9 +16,10 @@ from timm.models.vision_transformer import VisionTransformer
 from vitscale.checkpoint import find_checkpoint, read_state, read_weights
 from vitscale.config.load import load_config
 from vitscale.config.run import RunConfig
-from vitscale.errors import CheckpointError, ModelError, RunFolderError
+from vitscale.errors import CheckpointError, ModelError
 from vitscale.models.build import build_model
 from vitscale.models.weights import check_names, check_shapes
+from vitscale.results.run_folder import CONFIG_FILE, check_is_run
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,8 @@ def open_run(run: Path, which: str = "best", *, ema: bool | None = None) -> Trai
     Raises RunFolderError if `run` is no run folder, CheckpointError if the checkpoint is missing, damaged or of
     another model than RUN/config.yaml describes.
     """
-    if not (run / "config.yaml").is_file():
-        raise RunFolderError(f"{run} is not a run folder: it has no config.yaml")
-    config = load_config(run / "config.yaml")
+    check_is_run(run)
+    config = load_config(run / CONFIG_FILE)
     checkpoint = find_checkpoint(run, which)
     ema = config.eval.use_ema if ema is None else ema
     weights = read_weights(checkpoint, ema=ema)

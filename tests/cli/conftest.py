@@ -1,10 +1,13 @@
-"""Runs the command line in a child, as people do."""
+"""Runs the command line in a child, as people do; lets the tests of this folder import bad_input_making.py."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode adds no folder by itself
 
 
 @pytest.fixture

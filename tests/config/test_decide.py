@@ -136,9 +136,21 @@ def test_precision_triples(engine: str, asked: dict[str, str], triple: str, mean
     [
         ("ddp", {"compute": "fp32", "params": "bf16"}, "weights in bf16 need precision.compute=bf16"),
         ("ddp", {"compute": "bf16", "params": "fp16"}, "weights in fp16 need precision.compute=fp16"),
-        ("ddp", {"compute": "fp16", "params": "fp16"}, "fp16 weights are DeepSpeed's way; leave precision.params at fp32"),
-        ("deepspeed", {"compute": "fp16", "params": "fp32"}, "DeepSpeed's fp16 keeps fp16 weights; leave precision.params unset"),
-        ("fsdp2", {"compute": "bf16", "params": "fp32", "reduce": "bf16"}, "gradients of fp32 weights are reduced in fp32"),
+        (
+            "ddp",
+            {"compute": "fp16", "params": "fp16"},
+            "fp16 weights are DeepSpeed's way; leave precision.params at fp32",
+        ),
+        (
+            "deepspeed",
+            {"compute": "fp16", "params": "fp32"},
+            "DeepSpeed's fp16 keeps fp16 weights; leave precision.params unset",
+        ),
+        (
+            "fsdp2",
+            {"compute": "bf16", "params": "fp32", "reduce": "bf16"},
+            "gradients of fp32 weights are reduced in fp32",
+        ),
         ("ddp", {"compute": "bf16", "reduce": "fp32"}, "gradients of bf16 weights are reduced in bf16 here"),
         ("ddp", {"reduce": "fp16"}, "gradients of fp32 weights are reduced in fp32"),
     ],

@@ -129,7 +129,7 @@ def test_files_that_cannot_be_read(tmp_path):
     assert "cannot be read" in problem(source=tmp_path)
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
-    assert "cannot be read" in problem(source=binary)
+    assert "is not text in UTF-8" in problem(source=binary)
 
 
 @pytest.mark.parametrize(

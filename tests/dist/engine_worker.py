@@ -29,8 +29,8 @@ from engine_making import (
     batch_of,
     config_of,
     distance,
-    eval_loader,
     engine_of,
+    eval_loader,
     images_of,
     model_of,
     norm_of,
@@ -201,8 +201,9 @@ def _against_single(bench: Bench, name: str, sections: dict[str, Any]) -> Figure
     losses = bench.run(engine, accum=2)
     bench.keep(name, engine.gathered_parameters())
     state = engine.gathered_optimizer_state()
+    local = [p.detach().double().sum().item() for p in engine.module.parameters()]  # the same on all ranks if whole
     engine.close()
-    return {"losses": losses, "states": sorted(state)}
+    return {"losses": losses, "states": sorted(state), "local": bench.world.gather(local)}
 
 
 def _resumed(bench: Bench, name: str, sections: dict[str, Any]) -> Figures:

@@ -170,6 +170,7 @@ def test_the_weights_come_back_when_an_evaluation_fails() -> None:
 
 # --- precision ----------------------------------------------------------------------------------------------------
 
+
 def test_bf16_weights_have_masters_that_move_by_less_than_bf16_can_say() -> None:
     engine = single(precision=BF16, optim={"lr": 1e-5, "weight_decay": 0.0, "ema_decay": 0.9})
     first = engine.gathered_parameters()

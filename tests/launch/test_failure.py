@@ -30,6 +30,12 @@ class OutOfMemoryError(RuntimeError):
         (MemoryError(), 3, "oom", "out of host memory"),
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 3, "named", "disk is full while writing /x/y"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), 3, "named", "disk is full"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"),
+            3,
+            "named",
+            "disk is full",
+        ),
         (RuntimeError("Connection closed by peer [127.0.0.1]:99"), 3, "peer", "RuntimeError: Connection"),
         (KeyError("a"), 3, "unknown", "KeyError: 'a'"),
         (KeyboardInterrupt(), 130, "interrupted", "interrupted"),

@@ -53,6 +53,9 @@ def eval(
       vitscale eval runs/digits
       vitscale eval runs/digits --split train --checkpoint last
     """
+    from vitscale.results.run_folder import check_is_run
+
+    check_is_run(run)  # before torch is loaded, which takes seconds
     from vitscale.distributed import pick_device
     from vitscale.evaluate import evaluate_run
     from vitscale.results.files import write_json

@@ -78,6 +78,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Wrong use of the command line: the base class of these errors has moved between typer's versions.
         if message := getattr(error, "format_message", None):
             return _fail(_with_help(message(), error), EXIT_BAD_INPUT)
+        from vitscale.launch.failure import as_named
+
+        if named := as_named(error):  # a full disk, or memory, in a command that has no word of its own for it
+            return _fail(str(named), named.exit_code)
         import traceback
 
         traceback.print_exc()

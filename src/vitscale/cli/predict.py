@@ -42,7 +42,10 @@ def predict(
       vitscale predict runs/digits photos/ --top 1 --out predictions.csv
       vitscale predict runs/digits photos/ --json | jq '.[].class'
     """
+    from vitscale.results.run_folder import check_is_run
+
     _check_output(out, json)
+    check_is_run(run)
     from vitscale.distributed import pick_device
     from vitscale.predict import as_csv, as_json
     from vitscale.predict import predict as run_model

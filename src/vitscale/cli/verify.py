@@ -101,7 +101,9 @@ def _print(proof: Proof, console: Console) -> None:
     failures = sum(f.failed for f in proof.figures) + sum(m[2] for m in proof.missing)
     marked = sum(f.marked for f in proof.figures)
     text = f"{len(proof.figures)} figures, {failures} failed, {marked} marked * (over ten times the floor)"
-    console.print(f"{'[green]PASSED[/]' if proof.passed else '[red]FAILED[/]'}: {text}, {proof.seconds:.0f} s", soft_wrap=True)
+    console.print(
+        f"{'[green]PASSED[/]' if proof.passed else '[red]FAILED[/]'}: {text}, {proof.seconds:.0f} s", soft_wrap=True
+    )
 
 
 def _table(proof: Proof) -> Table:

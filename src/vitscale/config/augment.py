@@ -1,4 +1,4 @@
-"""Which augmentations cannot be combined, and which normalisation not be used. Torch-free, so that `train` refuses them before a process starts.
+"""Which augmentations cannot be combined, and which normalisation cannot be used. Torch-free: refused before the start.
 
 In: a DataConfig and the model's channels. Out: ConfigError, or nothing. What the transforms do is data.transforms'.
 """

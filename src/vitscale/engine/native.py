@@ -7,7 +7,9 @@ world size and any native engine can load it.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -30,6 +33,7 @@ from vitscale.distributed import World
 from vitscale.engine.base import LossFn, OptimizerState, StepOutput
 from vitscale.engine.update import UpdateRules
 from vitscale.estimate.vit import check_resolution
+from vitscale.launch.failure import is_disk_full
 from vitscale.models.drop_path import num_draws
 from vitscale.optim.build import build_optimizer
 from vitscale.optim.ema import Ema
@@ -205,7 +209,7 @@ class NativeEngine(UpdateRules):
 
     def save(self, folder: Path) -> None:
         """Write weights (fp32 masters), frozen weights and optimizer state with torch DCP."""
-        with _alone(self.world):
+        with _alone(self.world), _ordinary_errors(folder):
             dcp_save(self._tensors(), storage_writer=FileSystemWriter(folder / "dcp"), no_dist=not self.world.grouped)
         if self.world.main:
             steps = [float(g["step"]) if "step" in g else None for g in self._optimizer.param_groups]
@@ -216,7 +220,7 @@ class NativeEngine(UpdateRules):
         """Load what any native engine saved at any world size."""
         self._allocate_optimizer_state(folder / "dcp")
         reader = FileSystemReader(folder / "dcp")
-        with _alone(self.world):
+        with _alone(self.world), _ordinary_errors(folder):
             dcp_load(self._tensors(), storage_reader=reader, no_dist=not self.world.grouped)
         extra = json.loads((folder / "engine.json").read_text())
         self.update = extra["update"]
@@ -284,6 +288,18 @@ class NativeEngine(UpdateRules):
 
     def close(self) -> None:
         """Nothing outlives the object."""
+
+
+@contextmanager
+def _ordinary_errors(folder: Path) -> Iterator[None]:
+    """DCP collects what went wrong on any rank in a BaseException, which would pass by everything that tells people."""
+    try:
+        yield
+    except CheckpointException as error:
+        cause, _ = next(iter(error.failures.values()))
+        if is_disk_full(cause):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from cause
+        raise RuntimeError(f"{folder}: {cause}") from cause
 
 
 @contextmanager

@@ -33,7 +33,8 @@ _OOM_TEXTS = (
     "defaultcpuallocator: can't allocate memory",
     "defaultcpuallocator: not enough memory",
 )
-_DISK_TEXTS = ("no space left on device", "disk quota exceeded")
+# The last two are torch.save's words for a write that came up short.
+_DISK_TEXTS = ("no space left on device", "disk quota exceeded", "unexpected pos", "pytorchstreamwriter failed writing")
 # A rank that fails because another one has gone: its error is a consequence and never the one to show.
 _PEER_TEXTS = (
     "connection closed by peer",
@@ -79,7 +80,8 @@ def _is_oom(error: BaseException) -> bool:
     )
 
 
-def _is_disk_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the error is one of a disk or a quota that has no room left."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     return any(piece in str(error).lower() for piece in _DISK_TEXTS)
@@ -100,7 +102,7 @@ def as_named(error: BaseException) -> VitscaleError | None:
         if _is_oom(link):
             on_device = "cuda" in str(link).lower() or type(link).__name__ == "OutOfMemoryError"
             return RunFailed(OOM_SENTENCE.format(where="device" if on_device else "host", detail=first_line(link, 120)))
-        if _is_disk_full(link):
+        if is_disk_full(link):
             name = getattr(link, "filename", None)
             where = f" while writing {name}" if name else ""
             return RunFailed(f"the disk is full{where}; free some space and run the same command again to resume")

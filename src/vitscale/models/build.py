@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import timm
@@ -49,8 +50,12 @@ CLOSED_ARGUMENTS = ("self", "device", "dtype", "embed_layer", "block_fn", "mlp_l
 _logger = logging.getLogger(__name__)
 
 
-def build_model(config: ModelConfig, num_classes: int, seed: int) -> VisionTransformer:
+def build_model(
+    config: ModelConfig, num_classes: int, seed: int, *, tell: Callable[[str], None] | None = None
+) -> VisionTransformer:
     """Build the model on the CPU in fp32; the same seed gives the same weights on every rank.
+
+    tell: called with a sentence for each way in which pretrained weights had to be fitted to the model.
 
     Raises ModelError, in one sentence, for an unknown name or argument, a resolution that the patch does not divide,
     a weights file that does not fit, or a prefix in model.freeze that no parameter has.
@@ -64,7 +69,7 @@ def build_model(config: ModelConfig, num_classes: int, seed: int) -> VisionTrans
     replace_drop_path(model)
     if config.pretrained is not None:
         for note in load_pretrained(model, config.pretrained):
-            _logger.info("%s", note)
+            (tell or _logger.info)(note)
     freeze(model, config.freeze)
     return model
 

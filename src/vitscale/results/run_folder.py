@@ -36,6 +36,12 @@ def check_run_folder(out: Path, *, fresh: bool) -> None:
         raise RunFolderError(f"{out} is not empty and not a run folder (it has no {CONFIG_FILE}); name another --out")
 
 
+def check_is_run(run: Path) -> None:
+    """Refuse a folder that no run has written."""
+    if not (run / CONFIG_FILE).is_file():
+        raise RunFolderError(f"{run} is not a run folder: it has no {CONFIG_FILE}")
+
+
 @contextmanager
 def hold_run_folder(out: Path) -> Iterator[None]:
     """Hold the folder's lock; raises RunFolderError if a living process holds it or it cannot be made."""

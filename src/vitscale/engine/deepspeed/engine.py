@@ -119,6 +119,7 @@ class DeepSpeedEngine(UpdateRules):
             with self.recorder.phase("backward"):
                 self._engine.backward(share)
             with self.recorder.phase("optimizer"):
+                norm = self._whole_norm() if index == last else None
                 self._engine.step()
             loss = loss + share.detach() / world_size
         applied = self._engine.was_step_applied()
@@ -126,13 +127,20 @@ class DeepSpeedEngine(UpdateRules):
             if self._ema:
                 self._ema.follow(self._fragments.local(), self.update)
             self.update += 1
-        return StepOutput(loss, self._grad_norm(), applied)
+        return StepOutput(loss, self._grad_norm() if norm is None else norm, applied)
 
     def _grad_norm(self) -> torch.Tensor | None:
         norm = self._engine.get_global_grad_norm()
         if norm is None:
             return None
-        return norm if isinstance(norm, torch.Tensor) else torch.tensor(float(norm))
+        return norm if isinstance(norm, torch.Tensor) else torch.tensor(float(norm), device=self.world.device)
+
+    def _whole_norm(self) -> torch.Tensor | None:
+        """Under stage 0 in fp32 DeepSpeed clips without telling the norm; backward has reduced the gradients here."""
+        whole = self.decisions.zero_stage == 0 and self.decisions.precision.params == "fp32"
+        if not whole or self.config.optim.clip_grad is None:
+            return None
+        return nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
 
     # --- evaluation -------------------------------------------------------------------------------------------
 
@@ -270,10 +278,21 @@ def import_deepspeed(device_type: str):  # type: ignore[no-untyped-def]
     architectures = os.environ.get("TORCH_CUDA_ARCH_LIST")
     if architectures:  # "9.0a" makes its op builder fail
         os.environ["TORCH_CUDA_ARCH_LIST"] = re.sub(r"(?<=\d)[af](?=$|[;, +])", "", architectures)
+    # Its ops are built by the first `ninja` on the path. Another ninja than last time builds them all anew (minutes on
+    # 2 cores), and without an activated environment there may be none: always take the one that came with deepspeed.
+    beside = str(Path(sys.executable).parent)
+    paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if paths[0] != beside:
+        os.environ["PATH"] = os.pathsep.join([beside, *paths])
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    if device_type == "cpu":
+        # Compiled at first use under a lock that a killed process leaves behind, and only for inference.
+        builder = deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder")
+        if builder is not None:
+            deepspeed.ops.__compatible_ops__[builder.NAME] = False
     return deepspeed
 
 

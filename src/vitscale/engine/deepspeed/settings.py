@@ -65,11 +65,13 @@ def naming_refused_keys(section: dict[str, Any]) -> Iterator[None]:
         name = str(problem["loc"][-1]) if problem["loc"] else error.title
         key = next((key for key in _dotted(section) if key.rpartition(".")[2] == name), name)
         raise ConfigError(f"deepspeed.{key}={problem['input']} is refused by DeepSpeed: {problem['msg']}") from None
-    except (AssertionError, ValueError, TypeError) as error:
+    except AssertionError as error:  # how DeepSpeed refuses combinations
         if not section:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"DeepSpeed refuses the deepspeed section ({', '.join(_dotted(section))}): {reason}") from error
+        raise ConfigError(
+            f"DeepSpeed refuses the deepspeed section ({', '.join(_dotted(section))}): {reason}"
+        ) from error
 
 
 def _dotted(section: dict[str, Any], prefix: str = "") -> Iterator[str]:
