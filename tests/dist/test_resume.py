@@ -4,8 +4,8 @@ The same layout must go on bit for bit: the loaded state is the saved one, and t
 never stopped. At another layout the gathered state is bit-equal, the order of samples the same, losses within 1e-5.
 """
 
+import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,14 @@ def config(parallel: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return tree
 
 
-def session(folder: Path, name: str, nproc: int, **payload: Any) -> Outcome:
-    job = Job(name, "resume_worker", payload, nproc, timeout_s=300, env={"PYTHONPATH": str(HERE)})
-    return run_job(job, folder / name)
+def group(folder: Path, nproc: int, **sessions: dict[str, Any]) -> Outcome:
+    """Run sessions one after the other in one process group; each leaves its files in `folder`."""
+    job = Job("group", "resume_worker", {"sessions": sessions}, nproc, timeout_s=300, env={"PYTHONPATH": str(HERE)})
+    return run_job(job, folder)
+
+
+def seen(folder: Path, name: str) -> dict[str, Any]:
+    return json.loads((folder / f"{name}.json").read_text())
 
 
 def compare(a: Path, b: Path) -> None:
@@ -64,48 +69,43 @@ def compare(a: Path, b: Path) -> None:
     assert not different
 
 
-def killed_run(folder: Path, parallel: dict[str, Any], nproc: int) -> tuple[Path, int]:
-    """A run killed at a random update after its first checkpoint; the run folder and the update it will resume at."""
-    kill_at = random.SystemRandom().randrange(EVERY + 1, TOTAL - EVERY)
-    print(f"killed at update {kill_at}")
-    run = folder / "run"
-    died = session(folder, "killed", nproc, config=config(parallel), run=str(run), kill_at=kill_at)
-    assert died.kind == "error", died
-    assert died.code == 3
-    assert died.seconds < 200
-    last = checkpoints(run)[-1]
-    assert not list((run / "checkpoints").glob("*.tmp"))
-    return run, int(last.name.removeprefix("update-"))
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_killed_run_goes_on_at_any_layout(engine: str, tmp_path: Path) -> None:
-    """4 processes, killed, on with 4 (bit for bit), on with 2, and from there on with 4 again."""
+    """4 processes, killed at a random update; on with 4 (bit for bit), on with 2, and from there on with 4 again."""
     parallel = ENGINES[engine]
-    whole = finished(session(tmp_path, "whole", 4, config=config(parallel), run=str(tmp_path / "reference")))
-    run, at = killed_run(tmp_path, parallel, 4)
-    other = tmp_path / "other"
-    shutil.copytree(run, other)
+    tree = config(parallel)
+    kill_at = random.SystemRandom().randrange(EVERY + 1, TOTAL - EVERY)
+    print(f"killed at update {kill_at}")
+    run, other = tmp_path / "run", tmp_path / "other"
+    died = group(
+        tmp_path,
+        4,
+        whole={"config": tree, "run": str(tmp_path / "reference")},
+        killed={"config": tree, "run": str(run), "kill_at": kill_at},
+    )
+    assert (died.kind, died.code) == ("error", 3), died
+    at = int(checkpoints(run)[-1].name.removeprefix("update-"))
+    assert at == kill_at // EVERY * EVERY
+    half = at + 5
+    ended = group(
+        tmp_path,
+        2,
+        fewer={"config": config(parallel, train={"max_updates": half}), "run": str(other), "copy_of": str(run)},
+        on={"config": tree, "run": str(tmp_path / "third"), "copy_of": str(other)},
+    )
+    assert ended.kind == "ok", ended.stderr_tail
+    ended = group(tmp_path, 4, same={"config": tree, "run": str(run)}, more={"config": tree, "run": str(other)})
+    assert ended.kind == "ok", ended.stderr_tail
+    whole, same, fewer, on, more = (seen(tmp_path, name) for name in ("whole", "same", "fewer", "on", "more"))
 
-    same = finished(session(tmp_path, "same", 4, config=config(parallel), run=str(run)))
     assert same["losses"] == whole["losses"][at:]
     assert same["order"] == whole["order"][at:]
-    compare(tmp_path / "whole" / "final.safetensors", tmp_path / "same" / "final.safetensors")
+    compare(tmp_path / "whole-final.safetensors", tmp_path / "same-final.safetensors")
 
-    half = at + 5
-    shorter = config(parallel, train={"max_updates": half})
-    fewer = finished(session(tmp_path, "fewer", 2, config=shorter, run=str(other)))
-    compare(tmp_path / "same" / "loaded.safetensors", tmp_path / "fewer" / "loaded.safetensors")
+    compare(tmp_path / "same-loaded.safetensors", tmp_path / "fewer-loaded.safetensors")  # 4 -> 2
     assert fewer["order"] == whole["order"][at:half]
     assert fewer["losses"] == pytest.approx(whole["losses"][at:half], rel=1e-5)
 
-    more = finished(session(tmp_path, "more", 4, config=config(parallel), run=str(other)))
-    compare(tmp_path / "fewer" / "final.safetensors", tmp_path / "more" / "loaded.safetensors")
-    assert more["order"] == whole["order"][half:]
-    assert more["losses"][:5] == pytest.approx(whole["losses"][half : half + 5], rel=1e-5)
-
-
-def finished(outcome: Outcome) -> dict[str, Any]:
-    assert outcome.kind == "ok", outcome.stderr_tail
-    assert outcome.result is not None
-    return outcome.result
+    compare(tmp_path / "fewer-final.safetensors", tmp_path / "more-loaded.safetensors")  # 2 -> 4
+    assert more["order"] == on["order"] == whole["order"][half:]
+    assert more["losses"][:5] == pytest.approx(on["losses"][:5], rel=1e-5)
