@@ -1,6 +1,6 @@
 """Val top-1 of the digits recipe for three seeds with every engine, each run a fresh `vitscale train`.
 
-    python accuracy.py OUT [ENGINE ...]     appends to OUT/records.jsonl; engines as in CASES, all by default
+python accuracy.py OUT [ENGINE ...]     appends to OUT/records.jsonl; engines as in CASES, all by default
 """
 
 import json

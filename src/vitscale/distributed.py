@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from vitscale.errors import DeviceError, VitscaleError
+from vitscale.errors import DeviceError, RunFailed
+from vitscale.launch.failure import as_named, first_line
 
 T = TypeVar("T")
 
@@ -87,17 +88,21 @@ class World:
         return values
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """What `work` returns on rank 0, on all ranks; a VitscaleError is raised on all of them. Collective."""
-        outcome: tuple[T | None, VitscaleError | None] = (None, None)
+        """What `work` returns on rank 0, on all ranks; its failure ends all ranks. Collective."""
+        value: T | None = None
+        failure: Exception | None = None
         if self.main:
             try:
-                outcome = (work(), None)
-            except VitscaleError as error:
-                outcome = (None, error)
-        value, failure = self.broadcast(outcome)
+                value = work()
+            except Exception as error:  # the others wait for word of it
+                failure = error
+        named = None if failure is None else as_named(failure) or RunFailed(f"rank 0 failed: {first_line(failure)}")
+        value, named = self.broadcast((value, named))
         if failure is not None:
             raise failure
-        return value  # type: ignore[no-any-return]
+        if named is not None:
+            raise named
+        return value
 
     def mesh(self) -> DeviceMesh:
         """The device mesh with one axis, `data`, over all ranks."""
@@ -150,8 +155,14 @@ def joined(kind: str | None, *, group: bool) -> Iterator[World]:
     try:
         yield World(rank, world_size, local_rank, device, control)
         dist.barrier(group=control)  # gloo aborts now and then when a rank leaves before the others are done
-    finally:
+    except BaseException:
+        # With NCCL this would wait for ranks that sit in a collective: the process ends, and the launcher the others.
+        if world_size == 1 or device.type == "cpu":
+            dist.destroy_process_group()
+        raise
+    else:
         dist.destroy_process_group()
+    finally:
         for name in added:  # what this process starts later is no rank of this group
             os.environ.pop(name, None)
 

@@ -24,12 +24,12 @@ ParamGroup = dict[str, Any]
 def param_groups(model: VisionTransformer, config: OptimConfig) -> list[ParamGroup]:
     """Trainable parameters, grouped by (lr_scale, weight_decay), groups in the order of their first parameter."""
     scales = layer_scales(model, config.layer_decay)
-    groups: dict[tuple[float, float], ParamGroup] = {}
+    groups: dict[tuple[float, bool], ParamGroup] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        decay = config.weight_decay if decays(name, parameter) else 0.0
-        key = (scales[name], decay)
+        key = (scales[name], decays(name, parameter))  # not the value: a resumed run may change it to or from 0
+        decay = config.weight_decay if key[1] else 0.0
         group = groups.setdefault(key, {"params": [], "param_names": [], "weight_decay": decay, "lr_scale": key[0]})
         group["params"].append(parameter)
         group["param_names"].append(name)

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -133,7 +134,8 @@ class DeepSpeedEngine(UpdateRules):
         norm = self._engine.get_global_grad_norm()
         if norm is None:
             return None
-        return norm if isinstance(norm, torch.Tensor) else torch.tensor(float(norm), device=self.world.device)
+        # a float, or a tensor on the CPU where the optimizer is offloaded
+        return torch.as_tensor(norm, dtype=torch.float32, device=self.world.device)
 
     def _whole_norm(self) -> torch.Tensor | None:
         """Under stage 0 in fp32 DeepSpeed clips without telling the norm; backward has reduced the gradients here."""
@@ -195,6 +197,7 @@ class DeepSpeedEngine(UpdateRules):
                 "world_size": self.world.world_size,
                 "zero_stage": self.decisions.zero_stage,
                 "optimizer": self.config.optim.name,
+                "layout": self._layout(),
             }
             (folder / "engine.json").write_text(json.dumps(extra))
 
@@ -202,12 +205,36 @@ class DeepSpeedEngine(UpdateRules):
         """Load at the saved world size as it is, at another one through DeepSpeed's universal format."""
         extra = json.loads((folder / "engine.json").read_text())
         _check_stage(extra, self.decisions)
+        if extra["layout"] != self._layout():
+            raise CheckpointError(
+                f"the checkpoint holds DeepSpeed's state of {extra['layout']} and this run needs {self._layout()}; "
+                "resume on the same kind of device with the same precision.params"
+            )
+        ours = self._hyperparameters()
         if extra["world_size"] == self.world.world_size or not self.decisions.zero_stage:
             self._load_tag(folder, TAG)
         else:
             self._load_converted(folder)
             self._set_step_count(extra["update"])
+        self._restore_hyperparameters(ours)
         self.update = extra["update"]
+
+    def _layout(self) -> str:
+        """What decides how DeepSpeed arranges the state in its files, besides stage and world size."""
+        return f"{type(self._engine.basic_optimizer).__name__} over {self.decisions.precision.params} weights"
+
+    def _hyperparameters(self) -> list[dict[str, Any]]:
+        """What a config may change at resume, and what DeepSpeed's loading overwrites with the checkpoint's."""
+        return [
+            {key: value for key, value in group.items() if key not in ("params", "step")}
+            for group in self._engine.basic_optimizer.param_groups
+        ]
+
+    def _restore_hyperparameters(self, ours: list[dict[str, Any]]) -> None:
+        for group, values in zip(self._engine.basic_optimizer.param_groups, ours, strict=True):
+            group.update(values)
+        if hasattr(self._engine.optimizer, "clip_grad"):
+            self._engine.optimizer.clip_grad = self.config.optim.clip_grad or 0.0
 
     def _load_tag(self, folder: Path, tag: str) -> None:
         path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
@@ -216,7 +243,7 @@ class DeepSpeedEngine(UpdateRules):
 
     def _load_converted(self, folder: Path) -> None:
         """Convert in a scratch folder that all ranks of this host read and that is gone afterwards."""
-        scratch = self.world.broadcast(tempfile.mkdtemp(prefix=".universal-", dir=folder.parent.parent))
+        scratch = self.world.on_main(lambda: tempfile.mkdtemp(prefix=".universal-", dir=folder.parent.parent))
         problem = None
         if self.world.main:
             problem = _convert(folder / TAG, Path(scratch) / TAG, self.decisions.zero_stage)
