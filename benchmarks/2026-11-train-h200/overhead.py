@@ -1,8 +1,8 @@
 """What the trainer costs over the bare engine step: ABBA pairs in one process, on one engine.
 
-    python overhead.py NPZ OUT ENGINE COMPUTE     appends to OUT/records.jsonl
+    python overhead.py NPZ OUT ENGINE COMPUTE [KEY=VALUE ...]     appends to OUT/records.jsonl
 
-A: `engine.train_batch` on one resident batch, 50 times, nothing else. B: 50 updates of Trainer.fit on CIFAR-10 (loader,
+A: `engine.train_batch` on one resident batch, 200 times, nothing else. B: 200 updates of Trainer.fit on CIFAR-10 (loader,
 copy to the device, resize to 224 px and normalisation there, logging, metrics file, TensorBoard, progress). Both end
 with the host waiting for the device. The overhead is the median of B / A - 1 over the pairs.
 """
@@ -28,16 +28,17 @@ from vitscale.models.build import build_model
 from vitscale.observers.build import build_observers
 from vitscale.trainer import Plan, Trainer
 
-UPDATES, PAIRS = 50, 6
+UPDATES, PAIRS = 200, 7
 
 
-def main(npz: str, out: Path, engine_name: str, compute: str) -> None:
+def main(npz: str, out: Path, engine_name: str, compute: str, *overrides: str) -> None:
     keys = ["data.source=npz", f"data.root={npz}", f"parallel.engine={engine_name}", f"precision.compute={compute}"]
     keys += [
         "train.epochs=null",
         f"train.max_updates={10**6}",
         "eval.every_epochs=null",
         "checkpoint.every_epochs=null",
+        *overrides,
     ]
     config = vitscale.load_config("cifar10-vit-b16", keys)
     with joined("cuda", group=True) as world:
@@ -87,7 +88,7 @@ def main(npz: str, out: Path, engine_name: str, compute: str) -> None:
             pairs.append((times["bare"], times["trained"]))
         ratios = [b / a - 1 for a, b in pairs]
         record = {
-            "case": f"overhead-{engine_name}-{compute}",
+            "case": "-".join(["overhead", engine_name, compute, *overrides]),
             "command": "python overhead.py " + " ".join(sys.argv[1:]),
             "precision": "/".join(decisions.precision),
             "bare_step_time_s": [a for a, _ in pairs],
@@ -101,4 +102,4 @@ def main(npz: str, out: Path, engine_name: str, compute: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:5])
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

@@ -310,6 +310,42 @@ def momentum(bench: Bench) -> Figures:
     return figures | {"sentences": bench.world.gather(sentence)}
 
 
+def changed(bench: Bench) -> Figures:
+    """A run that goes on with another clip_grad and weight decay: how far its next step of learning rate 1 goes."""
+    folder = bench.shared_folder("changed-saved")
+    optim = {**SGD, "lr": 1.0, "momentum": 0.0}
+    engine = bench.engine(optim={**optim, "weight_decay": 0.5})
+    bench.run(engine, 1)
+    engine.save(folder)
+    engine.close()
+    bench.world.barrier()
+    other = bench.engine(optim={**optim, "weight_decay": 0.0, "clip_grad": 1e-2}, resume_from=folder)
+    other.load(folder)
+    before = other.gathered_parameters()
+    bench.run(other, 1)
+    after = other.gathered_parameters()
+    other.close()
+    return {"moved": norm_of({key: after[key] - before[key] for key in after}) if bench.world.main else 0.0}
+
+
+def other_layout(bench: Bench) -> Figures:
+    """A run in fp32 that would go on with bf16 weights, whose states DeepSpeed keeps in other files."""
+    folder = bench.shared_folder("layout-saved")
+    engine = bench.engine(optim=SGD)
+    bench.run(engine, 1)
+    engine.save(folder)
+    engine.close()
+    bench.world.barrier()
+    other = bench.engine(optim=SGD, precision=BF16)
+    try:
+        other.load(folder)
+        sentence = "loaded"
+    except VitscaleError as error:
+        sentence = f"{type(error).__name__}: {error}"
+    other.close()
+    return {"sentences": bench.world.gather(sentence)}
+
+
 def counting(bench: Bench) -> Figures:
     """An evaluation over the ranks, of a number of samples that divides by nothing."""
     engine = bench.engine(model={"num_classes": 10})
@@ -333,8 +369,18 @@ def world(bench: Bench) -> Figures:
         heard = "nothing"
     except VitscaleError as error:
         heard = f"{type(error).__name__}: {error}"
+
+    def crash() -> None:
+        raise ZeroDivisionError("nobody thought of it")
+
+    try:
+        here.on_main(crash)
+        crashed = "nothing"
+    except Exception as error:
+        crashed = f"{type(error).__name__}: {error}"
     figures: Figures = {
         "heard": here.gather(heard),
+        "crashed": here.gather(crashed),
         "on_main": here.gather(here.on_main(lambda: [os.getpid()])),
         "any": here.gather([here.any(here.rank == 1), here.any(False)]),
         "broadcast": here.gather(here.broadcast({"rank": here.rank})),
@@ -361,7 +407,7 @@ CHECKS = {
     check.__name__: check
     for check in (
         ema, ema_bf16, masters, clipping, checkpointing, groups, freezing, freezing_bf16, lamb, muon, dropout, autocast,
-        fp16, momentum, counting, world, stopping,
+        fp16, momentum, changed, other_layout, counting, world, stopping,
     )
 }  # fmt: skip
 

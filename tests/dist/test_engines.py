@@ -43,14 +43,14 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 EVERYWHERE = (
     "ema", "ema_bf16", "masters", "clipping", "checkpointing", "groups", "freezing", "freezing_bf16", "dropout",
-    "counting",
+    "counting", "changed",
 )  # fmt: skip
 NATIVE = (*EVERYWHERE, "autocast", "fp16")
 CHECKS = {
     "ddp": (*NATIVE, "lamb", "muon", "world", "stopping"),
     "fsdp2": NATIVE,
-    "zero0": (*EVERYWHERE, "autocast", "lamb", "muon"),
-    "zero1": (*EVERYWHERE, "autocast", "momentum"),
+    "zero0": (*EVERYWHERE, "autocast", "lamb", "muon", "other_layout"),
+    "zero1": (*EVERYWHERE, "autocast", "momentum", "other_layout"),
     "zero2": ("ema", "clipping", "groups", "momentum"),
     "zero3": (*EVERYWHERE, "autocast", "momentum"),
 }
@@ -204,6 +204,21 @@ def test_momentum_of_another_number_of_processes_is_refused_on_every_rank(engine
     assert groups(engine, "momentum")["sentences"] == [expected, expected]
 
 
+@pytest.mark.parametrize("engine", with_check("changed"))
+def test_a_resumed_run_has_its_own_clipping_and_weight_decay(engine: str, groups: Groups) -> None:
+    """And not those of the checkpoint, which DeepSpeed's loading brings along."""
+    assert groups(engine, "changed")["moved"] == pytest.approx(1e-2, rel=1e-3)
+
+
+@pytest.mark.parametrize("engine", with_check("other_layout"))
+def test_states_of_another_precision_are_refused_on_every_rank(engine: str, groups: Groups) -> None:
+    sentences = groups(engine, "other_layout")["sentences"]
+    assert len(sentences) == 2
+    for sentence in sentences:
+        assert sentence.startswith("CheckpointError: the checkpoint holds DeepSpeed's state of SGD over fp32 weights")
+        assert "this run needs SGD over bf16 weights" in sentence
+
+
 @pytest.mark.parametrize("engine", with_check("dropout"))
 def test_dropout_is_a_function_of_seed_update_and_rank(engine: str, groups: Groups) -> None:
     found = groups(engine, "dropout")
@@ -250,6 +265,13 @@ def test_evaluation_counts_each_sample_once(engine: str, groups: Groups) -> None
 
 def test_what_rank_0_refuses_all_ranks_refuse(groups: Groups) -> None:
     assert groups("ddp", "world")["heard"] == ["DataError: only rank 0 looked"] * 2
+
+
+def test_where_rank_0_crashes_no_rank_waits_for_it(groups: Groups) -> None:
+    assert groups("ddp", "world")["crashed"] == [
+        "ZeroDivisionError: nobody thought of it",
+        "RunFailed: rank 0 failed: ZeroDivisionError: nobody thought of it",
+    ]
 
 
 def test_what_rank_0_does_all_ranks_know(groups: Groups) -> None:

@@ -37,6 +37,12 @@ def test_one_dimensional_parameters_and_tokens_do_not_decay(model: VisionTransfo
     assert len(param_groups(model, OptimConfig())) == 2
 
 
+def test_groups_do_not_depend_on_the_value_of_weight_decay(model: VisionTransformer) -> None:
+    """A resumed run may change it to or from 0; its groups must still be those of the checkpoint."""
+    names = [[g["param_names"] for g in param_groups(model, OptimConfig(weight_decay=d))] for d in (0.0, 0.1)]
+    assert names[0] == names[1]
+
+
 def test_layer_decay_equals_timms(model: VisionTransformer) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     theirs = {

@@ -125,7 +125,7 @@ class TrainLoader:
         self._reader = self._make_reader()
         keep = config.performance.data_on_device and self._reader.transform is None
         self._resident = resident_pixels(train.pixels, device) if keep else None
-        self._stager = Stager(device)
+        self._stager = Stager(device, beside=self._resident is None)
         share(batch.global_batch_size, rank, world_size, batch.micro_batch_size, self.unit)  # refuses odd pairs now
 
     def _make_reader(self) -> Reader:
