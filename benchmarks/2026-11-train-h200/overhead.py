@@ -2,9 +2,9 @@
 
     python overhead.py NPZ OUT ENGINE COMPUTE [KEY=VALUE ...]     appends to OUT/records.jsonl
 
-A: `engine.train_batch` on one resident batch, UPDATES times, nothing else. B: as many updates of Trainer.fit on CIFAR-10
-(loader, copy to the device, resize to 224 px and normalisation there, logging, metrics file, TensorBoard, progress).
-Both end with the host waiting for the device. The overhead is the median of B / A - 1 over the pairs.
+A: `engine.train_batch` on one resident batch, UPDATES times, nothing else. B: as many updates of Trainer.fit on
+CIFAR-10 (loader, copy to the device, resize to 224 px and normalisation there, logging, metrics file, TensorBoard,
+progress). Both end with the host waiting for the device. The overhead is the median of B / A - 1 over the pairs.
 
 Where the host is the bottleneck (eager bf16) its speed drifts by more than the overhead. So B also counts, in the same
 updates, the host's time outside of `engine.train_batch`: its share of the time inside is the overhead of such a step.
@@ -20,15 +20,11 @@ from typing import Any
 import torch
 
 import vitscale
+from vitscale.assembly import assemble, open_data
 from vitscale.checkpoint import TrainState
 from vitscale.config.decide import decide
-from vitscale.data.loader import TrainLoader
-from vitscale.data.sources import open_splits
 from vitscale.distributed import joined
-from vitscale.engine.build import build_engine
-from vitscale.losses import build_loss
 from vitscale.measure.environment import describe
-from vitscale.models.build import build_model
 from vitscale.observers.build import build_observers
 from vitscale.trainer import Plan, Trainer
 
@@ -51,19 +47,15 @@ def main(npz: str, out: Path, engine_name: str, compute: str, *overrides: str) -
     loops: list[float] = []  # seconds of each fit
     with joined("cuda", group=True) as world:
         decisions = decide(config, world_size=1, device_type="cuda")
-        splits = open_splits(config.data, img_size=224, in_chans=3, num_classes=10)
-        model = build_model(config.model, 10, 0)
-        loader = TrainLoader(
-            splits.train, config, decisions.batch, img_size=224, mean=splits.mean, std=splits.std, num_classes=10,
-            device=world.device,
-        )  # fmt: skip
-        engine = build_engine(model, build_loss(config.train), config, decisions, world, 10**6)
+        parts = assemble(config, decisions, world, open_data(config))
+        engine, loader = parts.engine, parts.loader
         resident = next(loader.iterate(0, 1))
         observers = build_observers(config, out / f"overhead-{engine_name}-{compute}")
         info = {
             "out": str(out), "engine": engine_name, "zero_stage": 0, "world_size": 1, "device": str(world.device),
-            "precision": "/".join(decisions.precision), **decisions.batch._asdict(), "train_images": len(splits.train),
-            "val_images": len(splits.val), "total_updates": 10**6, "updates_per_epoch": 10**9, "update": 0,
+            "precision": "/".join(decisions.precision), **decisions.batch._asdict(),
+            "train_images": len(parts.splits.train), "val_images": len(parts.splits.val), "total_updates": 10**6,
+            "updates_per_epoch": 10**9, "update": 0,
             "augment_on": loader.augment_on, "notes": [],
         }  # fmt: skip
         for observer in observers:

@@ -15,28 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from vitscale import checkpoint
+from vitscale.assembly import Parts, assemble, eval_loader, open_data
 from vitscale.checkpoint import TrainState
 from vitscale.config.decide import Decisions, decide
 from vitscale.config.load import dump_config, load_config
 from vitscale.config.run import RunConfig
 from vitscale.data.images import Splits
-from vitscale.data.loader import EvalLoader, TrainLoader
-from vitscale.data.sources import open_splits
-from vitscale.distributed import World, environment_ranks, joined, make_deterministic, pick_device, seed_everything
+from vitscale.data.loader import EvalLoader
+from vitscale.distributed import World, environment_ranks, joined, make_deterministic, pick_device
 from vitscale.engine.base import Engine
-from vitscale.engine.build import build_engine
 from vitscale.errors import EXIT_OK, CheckpointError
-from vitscale.estimate.vit import check_resolution
 from vitscale.evaluate import EvalResult, evaluate
 from vitscale.launch.child import run_rank
-from vitscale.losses import build_loss
-from vitscale.models.build import build_model, image_size
-from vitscale.models.drop_path import num_draws
 from vitscale.observers.build import build_observers
 from vitscale.phases import NULL, Recorder
 from vitscale.results.files import write_atomically, write_json
 from vitscale.results.run_folder import CONFIG_FILE, check_run_folder, hold_run_folder
-from vitscale.trainer import Observer, Plan, Trainer, plan_run
+from vitscale.trainer import Observer, Trainer
 
 
 @dataclass(frozen=True)
@@ -65,17 +60,19 @@ def train(
     device: str | None = None,
     recorder: Recorder = NULL,
     observers: Sequence[Observer] | None = None,
+    conclude: bool = True,
 ) -> Result:
     """Train in this process (and in the other ranks, if a launcher started some), or resume what is in `out`.
 
-    device: "cpu", "cuda" or None (CUDA where there is one). Raises VitscaleError.
+    device: "cpu", "cuda" or None (CUDA where there is one). conclude=False ends without a last evaluation and
+    checkpoint, for measurements of speed. Raises VitscaleError.
     """
     _, world_size, local_rank = environment_ranks()
     decisions = decide(config, world_size=world_size, device_type=pick_device(device, local_rank).type)
     if config.train.deterministic:
         make_deterministic()
     with joined(device, group=decisions.engine != "single") as world, _locked(world, out, fresh):
-        return _Run(config, decisions, world, out, recorder).go(observers)
+        return _Run(config, decisions, world, out, recorder).go(observers, conclude=conclude)
 
 
 @contextmanager
@@ -97,40 +94,29 @@ class _Run:
     def __init__(self, config: RunConfig, decisions: Decisions, world: World, out: Path, recorder: Recorder) -> None:
         self.config, self.decisions, self.world, self.out, self.recorder = config, decisions, world, out, recorder
 
-    def go(self, observers: Sequence[Observer] | None) -> Result:
+    def go(self, observers: Sequence[Observer] | None, *, conclude: bool) -> Result:
         config, world = self.config, self.world
-        seed_everything(config.train.seed)
-        splits = self._open_data()
+        splits = open_data(config)
         identity = run_identity(config, self.decisions, splits)
         resume = world.on_main(lambda: self._resume_point(identity))
-        fitted: list[str] = []  # how pretrained weights were fitted; of no interest to a run that has gone on from them
-        num_classes = config.model.num_classes or len(splits.classes)
-        model = build_model(config.model, num_classes, config.train.seed, tell=fitted.append)
-        img_size = image_size(model)
-        loader = self._train_loader(splits, img_size, num_draws(model), model.num_classes)
-        plan = plan_run(config, loader.updates_per_epoch)
-        engine = build_engine(
-            model,
-            build_loss(config.train),
-            config,
-            self.decisions,
-            world,
-            plan.total_updates,
-            self.recorder,
-            resume_from=resume / "engine" if resume else None,
-        )
+        resume_from = resume / "engine" if resume else None
+        parts = assemble(config, self.decisions, world, splits, recorder=self.recorder, resume_from=resume_from)
+        engine, plan = parts.engine, parts.plan
         state = self._restore(engine, resume) if resume else TrainState(0, 0, 0, identity)
         world.on_main(self._describe)
         watching: Sequence[Observer] = ()
         if world.main:
             watching = build_observers(config, self.out) if observers is None else observers
-        evaluator = self._evaluator(engine, splits, img_size, model.num_classes)
-        trainer = Trainer(engine, loader, plan, state, config, world, self.out, evaluator, watching, self.recorder)
+        evaluator = Evaluator(parts, eval_loader(parts, config, self.decisions, world), world, ema=config.eval.use_ema)
+        trainer = Trainer(
+            engine, parts.loader, plan, state, config, world, self.out, evaluator, watching, self.recorder, conclude
+        )
         try:
-            info = self._info(splits, loader, plan, state, [] if resume else fitted)
+            info = self._info(parts, state, resumed=resume is not None)
             for observer in trainer.observers:
                 observer.start(info)
             final = trainer.fit()
+            self.recorder.finish(world.gather)
         finally:
             for observer in trainer.observers:
                 observer.close()
@@ -139,48 +125,6 @@ class _Run:
         if world.main:
             write_json(self.out / "result.json", asdict(result))
         return result
-
-    def _open_data(self) -> Splits:
-        model = self.config.model
-        return open_splits(
-            self.config.data,
-            img_size=check_resolution(model)[0],
-            in_chans=model.in_chans,
-            num_classes=model.num_classes,
-            seed=self.config.train.seed,
-        )
-
-    def _train_loader(self, splits: Splits, img_size: int, draws: int, num_classes: int) -> TrainLoader:
-        return TrainLoader(
-            splits.train,
-            self.config,
-            self.decisions.batch,
-            img_size=img_size,
-            mean=splits.mean,
-            std=splits.std,
-            num_classes=num_classes,
-            num_draws=draws,
-            rank=self.world.rank,
-            world_size=self.world.world_size,
-            device=self.world.device,
-            pad_to_micro_batch=self.config.performance.compile,
-            recorder=self.recorder,
-        )
-
-    def _evaluator(self, engine: Engine, splits: Splits, img_size: int, num_classes: int) -> Evaluator:
-        loader = EvalLoader(
-            splits.val,
-            self.config,
-            micro_batch_size=self.config.eval.micro_batch_size or self.decisions.batch.micro_batch_size,
-            img_size=img_size,
-            mean=splits.mean,
-            std=splits.std,
-            rank=self.world.rank,
-            world_size=self.world.world_size,
-            device=self.world.device,
-            pad_to_micro_batch=self.config.performance.compile,
-        )
-        return Evaluator(engine, loader, num_classes, self.world, ema=self.config.eval.use_ema)
 
     def _resume_point(self, identity: dict[str, Any]) -> Path | None:
         """The newest whole checkpoint, if this folder has one that belongs to this config."""
@@ -206,9 +150,9 @@ class _Run:
         write_atomically(self.out / CONFIG_FILE, dump_config(self.config))
         write_json(self.out / "environment.json", describe())
 
-    def _info(
-        self, splits: Splits, loader: TrainLoader, plan: Plan, state: TrainState, fitted: list[str]
-    ) -> dict[str, Any]:
+    def _info(self, parts: Parts, state: TrainState, *, resumed: bool) -> dict[str, Any]:
+        # How pretrained weights were fitted is of no interest to a run that has gone on from them.
+        notes = [*parts.splits.notes, *parts.loader.notes, *(() if resumed else parts.fitted)]
         return {
             "out": str(self.out),
             "engine": self.decisions.engine,
@@ -217,13 +161,13 @@ class _Run:
             "device": str(self.world.device),
             "precision": "/".join(self.decisions.precision),
             **self.decisions.batch._asdict(),
-            "train_images": len(splits.train),
-            "val_images": len(splits.val),
-            "total_updates": plan.total_updates,
-            "updates_per_epoch": plan.updates_per_epoch,
+            "train_images": len(parts.splits.train),
+            "val_images": len(parts.splits.val),
+            "total_updates": parts.plan.total_updates,
+            "updates_per_epoch": parts.plan.updates_per_epoch,
             "update": state.update,
-            "augment_on": loader.augment_on,
-            "notes": [*splits.notes, *loader.notes, *fitted],
+            "augment_on": parts.loader.augment_on,
+            "notes": notes,
         }
 
     def _result(self, state: TrainState, last: EvalResult | None, seconds: float) -> Result:
@@ -247,8 +191,9 @@ class _Run:
 class Evaluator:
     """Evaluates an engine on one split; remembers the last result."""
 
-    def __init__(self, engine: Engine, loader: EvalLoader, num_classes: int, world: World, *, ema: bool) -> None:
-        self._engine, self._loader, self._num_classes, self._world, self._ema = engine, loader, num_classes, world, ema
+    def __init__(self, parts: Parts, loader: EvalLoader, world: World, *, ema: bool) -> None:
+        self._engine, self._num_classes = parts.engine, parts.num_classes
+        self._loader, self._world, self._ema = loader, world, ema
         self.last: EvalResult | None = None
 
     def __call__(self, should_stop: Callable[[], bool]) -> EvalResult | None:

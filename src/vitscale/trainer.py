@@ -82,17 +82,19 @@ class Trainer:
         evaluate: Evaluate,
         observers: Sequence[Observer] = (),
         recorder: Recorder = NULL,
+        conclude: bool = True,
     ) -> None:
+        """conclude: whether the end of training is evaluated and written as a checkpoint."""
         self.engine, self.loader, self.plan, self.state = engine, loader, plan, state
         self.config, self.world, self.run = config, world, run
-        self.evaluate, self.observers, self.recorder = evaluate, observers, recorder
+        self.evaluate, self.observers, self.recorder, self.conclude = evaluate, observers, recorder, conclude
         self.train_seconds = 0.0
         self._intervals = Intervals(world)
         self._nonfinite = 0
         self._lr = 0.0
 
     def fit(self) -> TrainState:
-        """Train from where the state says to the end of the plan.
+        """Train from where the state says to the end of the plan, or until an evaluation reaches the target.
 
         Raises Stopped after a checkpoint at SIGTERM, NonFiniteLoss if the loss stays non-finite.
         """
@@ -100,20 +102,26 @@ class Trainer:
         try:
             self._evaluate_if_due(stop)  # a run stopped during an evaluation owes it
             self._intervals.restart()
-            if self.engine.update < self.plan.total_updates:
+            if not self._done():
                 for batch in self.loader.iterate(self.state.window, self._last_window()):
                     self._lr = self.engine.learning_rate()
                     output = self.engine.train_batch(batch)
+                    self.recorder.update(batch.num_samples)
                     self._advance(batch, output)
                     self._after_update(stop)
                     if stop.poll():
                         self._stop()
-                    if self.engine.update >= self.plan.total_updates:
+                    if self._done():
                         break
             self._finish(stop)
         finally:
             stop.close()
         return self.state
+
+    def _done(self) -> bool:
+        target, best = self.config.train.target_top1, self.state.best_top1
+        reached = target is not None and best is not None and best >= target
+        return reached or self.engine.update >= self.plan.total_updates
 
     def _last_window(self) -> int:
         # Without epochs, skipped fp16 steps may stretch the run: the loop's own test ends it.
@@ -187,13 +195,14 @@ class Trainer:
     # --- evaluation and checkpoints -----------------------------------------------------------------------------
 
     def _evaluate_if_due(self, stop: StopRequest) -> None:
-        if self.state.window != self.state.evaluated_window and self._due(None, self.config.eval.every_epochs):
+        due = self._due(self.config.eval.every_updates, self.config.eval.every_epochs)
+        if due and self.state.window != self.state.evaluated_window:
             self._evaluate(stop)
 
     def _evaluate(self, stop: StopRequest) -> None:
         self._log(wait=True)
         with self.recorder.phase("evaluate"):
-            result = self.evaluate(stop.poll)
+            result = self.evaluate(lambda: self._polled(stop))
         if result is None:  # asked to stop on the way: the resumed run evaluates
             return
         best = self.state.best_top1
@@ -209,6 +218,10 @@ class Trainer:
         if better and self.config.checkpoint.keep_best and self._checkpoint() and self.world.main:
             mark_best(self.run, self.state.update, result.top1)
         self._intervals.restart()
+
+    def _polled(self, stop: StopRequest) -> bool:
+        self.recorder.alive()
+        return stop.poll()
 
     def _checkpoint(self) -> bool:
         """Write a checkpoint and delete old ones; False if the weights are not finite."""
@@ -236,6 +249,8 @@ class Trainer:
 
     def _finish(self, stop: StopRequest) -> None:
         self._log(wait=True)
+        if not self.conclude:
+            return
         if self.state.evaluated_window != self.state.window:
             self._evaluate(stop)
         if self.state.evaluated_window != self.state.window:
@@ -304,6 +319,10 @@ class Edge:
         self._event = torch.cuda.Event(enable_timing=True) if cuda else None  # type: ignore[no-untyped-call]
         if self._event is not None:
             self._event.record()
+
+    def passed(self) -> bool:
+        """Whether the device has come here; does not wait."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def since(self, before: Edge) -> float:
         """Seconds from `before` to here; waits until the device has come here."""

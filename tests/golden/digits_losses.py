@@ -10,14 +10,10 @@ import json
 
 import torch
 
+from vitscale.assembly import assemble, open_data
 from vitscale.config.decide import decide
 from vitscale.config.load import load_config
-from vitscale.data.loader import TrainLoader
-from vitscale.data.sources import open_splits
 from vitscale.distributed import World
-from vitscale.engine.build import build_engine
-from vitscale.losses import build_loss
-from vitscale.models.build import build_model, image_size
 
 UPDATES = 10
 
@@ -25,23 +21,9 @@ UPDATES = 10
 def digits_losses(*overrides: str) -> list[float]:
     """The losses, each the mean over an update."""
     config = load_config("digits", ["train.seed=0", *overrides])
-    splits = open_splits(config.data, img_size=8, in_chans=1)
-    model = build_model(config.model, len(splits.classes), config.train.seed)
-    decisions = decide(config, world_size=1, device_type="cpu")
-    loader = TrainLoader(
-        splits.train,
-        config,
-        decisions.batch,
-        img_size=image_size(model),
-        mean=splits.mean,
-        std=splits.std,
-        num_classes=len(splits.classes),
-    )
-    assert config.train.epochs is not None
-    total = config.train.epochs * loader.updates_per_epoch
     world = World(0, 1, 0, torch.device("cpu"))
-    engine = build_engine(model, build_loss(config.train), config, decisions, world, total)
-    return [engine.train_batch(batch).loss.item() for batch in loader.iterate(0, UPDATES)]
+    parts = assemble(config, decide(config, world_size=1, device_type="cpu"), world, open_data(config))
+    return [parts.engine.train_batch(batch).loss.item() for batch in parts.loader.iterate(0, UPDATES)]
 
 
 if __name__ == "__main__":
