@@ -83,7 +83,7 @@ def assemble(
         rank=world.rank,
         world_size=world.world_size,
         device=world.device,
-        pad_to_micro_batch=config.performance.compile,
+        pad_to_micro_batch=decisions.static_shapes,
         recorder=recorder,
     )
     plan = plan_run(config, loader.updates_per_epoch)
@@ -105,5 +105,5 @@ def eval_loader(parts: Parts, config: RunConfig, decisions: Decisions, world: Wo
         rank=world.rank,
         world_size=world.world_size,
         device=world.device,
-        pad_to_micro_batch=config.performance.compile,
+        pad_to_micro_batch=decisions.static_shapes,
     )

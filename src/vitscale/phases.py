@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol
 
-Phase = Literal["data_wait", "host_to_device", "forward", "backward", "optimizer", "evaluate", "checkpoint"]
+Phase = Literal["data_wait", "host_to_device", "forward", "backward", "optimizer", "step", "evaluate", "checkpoint"]
+"""`step` is an update that is one launch, without parts: a replayed CUDA graph."""
 Gather = Callable[[Any], list[Any]]
 """All ranks' picklable values, by rank, on every rank. Collective."""
 

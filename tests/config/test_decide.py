@@ -179,3 +179,29 @@ def test_a_precision_that_the_cpu_lacks(engine: str, compute: str, sentence: str
 @pytest.mark.parametrize(("engine", "compute"), [("ddp", "fp16"), ("deepspeed", "bf16"), ("fsdp2", "bf16")])
 def test_a_precision_that_the_cpu_has(engine: str, compute: str) -> None:
     decided(device="cpu", parallel={"engine": engine}, precision={"compute": compute})
+
+
+# --- performance --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"parallel": {"engine": "fsdp2"}}, "FSDP2 allocates"),
+        ({"parallel": {"engine": "deepspeed"}}, "DeepSpeed's step waits for the host"),
+        ({"optim": {"name": "lamb"}}, "optim.name=lamb has no fused step"),
+        ({"precision": {"compute": "fp16"}}, "fp16's loss scale"),
+        ({"model": {"dropout": 0.1}}, "model.dropout=0"),
+    ],
+)
+def test_what_cannot_be_one_graph_is_refused(sections: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=rf"performance.cuda_graph=true is not possible here: .*{problem}"):
+        decided(performance={"cuda_graph": True}, **sections)
+
+
+def test_a_graph_needs_a_gpu_and_static_shapes() -> None:
+    with pytest.raises(DeviceError, match="performance.cuda_graph=true needs an NVIDIA GPU"):
+        decided(device="cpu", performance={"cuda_graph": True})
+    assert decided(device="cuda", performance={"cuda_graph": True}).static_shapes
+    assert decided(performance={"compile": True}).static_shapes
+    assert not decided().static_shapes

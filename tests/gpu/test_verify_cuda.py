@@ -42,6 +42,19 @@ def test_fp32_on_a_gpu(tmp_path: Path) -> None:
     assert proof["figures"]
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_whole_step_graphs_make_the_same_update(tmp_path: Path, compiled: bool) -> None:
+    """Captured and replayed updates, with accumulation, mixing, drop path, clipping and a short last window."""
+    keys = ["performance.cuda_graph=true", f"performance.compile={str(compiled).lower()}"]
+    tail = ["sgd-accum1", "sgd-accum2-mixing", "adamw-accum2-clip"]
+    names = [f"{name}-compile-cuda_graph" if compiled else f"{name}-cuda_graph" for name in tail]
+    options = [part for name in names for part in ("--variant", name)]
+    code, proof, text = run_verify(tmp_path, *keys, "--engine", "single", "--engine", "ddp", *options)
+    print(text)
+    assert code == 0, text
+    assert len(proof["figures"]) == 2 * (3 + 3 + 2)
+
+
 def test_memory_efficient_linear_with_compile_is_found(tmp_path: Path) -> None:
     # One block: DeepSpeed's hooks make a graph of every layer, and each takes seconds to compile.
     arguments = ["performance.compile=true", "model.depth=1", "--engine", "deepspeed:3"]

@@ -52,6 +52,7 @@ class Decisions:
     batch: BatchTriple
     precision: Precision
     world_size: int
+    static_shapes: bool  # short micro-batches are padded with images of weight 0, so that every shape is the same
     reasons: tuple[Reason, ...]
 
 
@@ -99,6 +100,7 @@ def decide(config: RunConfig, *, world_size: int, device_type: str | None = None
     precision = _precision(config, engine)
     _check_device(precision, engine, device_type)
     _check_optimizer(config, engine, stage, precision)
+    _check_graph(config, engine, device_type)
     _check_mixing(config, batch)
     check_augmentation(config.data, config.model.in_chans)
     check_normalisation(config.data, config.model.in_chans)
@@ -108,7 +110,8 @@ def decide(config: RunConfig, *, world_size: int, device_type: str | None = None
         Reason("precision", "/".join(precision), precision.meaning),
         *_performance_reasons(config, engine, stage),
     )
-    return Decisions(engine, stage, batch, precision, world_size, reasons)
+    static_shapes = config.performance.compile or config.performance.cuda_graph
+    return Decisions(engine, stage, batch, precision, world_size, static_shapes, reasons)
 
 
 def _engine(config: RunConfig, world_size: int) -> tuple[EngineName, str]:
@@ -194,6 +197,28 @@ def _check_optimizer(config: RunConfig, engine: str, stage: int, precision: Prec
         )
     if name == "muon" and precision.params != "fp32":
         raise ConfigError("optim.name=muon needs fp32 weights; set precision.params=fp32 or another optimizer")
+
+
+def _check_graph(config: RunConfig, engine: str, device_type: str | None) -> None:
+    if not config.performance.cuda_graph:
+        return
+    problem = None
+    if engine == "deepspeed":
+        problem = "DeepSpeed's step waits for the host, which a graph cannot; use engine single or ddp"
+    elif engine == "fsdp2":
+        problem = "FSDP2 allocates its gathered weights anew at each update; use engine single or ddp"
+    elif config.optim.name not in ("adamw", "sgd"):
+        problem = f"optim.name={config.optim.name} has no fused step; use adamw or sgd"
+    elif config.precision.compute == "fp16":
+        problem = "the host decides on fp16's loss scale after every update; use precision.compute=bf16"
+    elif config.model.dropout:
+        problem = (
+            "dropout in layers is seeded by the host at each update; set model.dropout=0 or use model.drop_path"
+        )
+    if problem:
+        raise ConfigError(f"performance.cuda_graph=true is not possible here: {problem}")
+    if device_type == "cpu":
+        raise DeviceError("performance.cuda_graph=true needs an NVIDIA GPU; leave it out on the CPU")
 
 
 def _check_mixing(config: RunConfig, batch: BatchTriple) -> None:

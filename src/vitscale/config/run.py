@@ -136,6 +136,9 @@ class PerformanceConfig(Section):
     """Each switch changes speed or memory, never the mathematics."""
 
     compile: bool = Field(False, description="torch.compile the model")
+    cuda_graph: bool = Field(
+        False, description="replay whole updates as one CUDA graph (engines single and ddp, AdamW or SGD, no dropout)"
+    )
     data_on_device: bool = Field(
         True, description="keep an in-memory training set on the GPU if it takes less than an eighth of the free memory"
     )
@@ -150,6 +153,10 @@ class TrainConfig(Section):
     global_batch_size: Positive | None = Field(None, description="images per update over all devices")
     epochs: Positive | None = Field(None, description="passes over the training set")
     max_updates: Positive | None = Field(None, description="stop after n updates; with epochs, whichever comes first")
+    target_top1: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="stop as soon as an evaluation on val reaches this top-1, or at the end of epochs or max_updates",
+    )
     seed: NonNegative = Field(0, description="of weights, order and augmentation")
     deterministic: bool = Field(False, description="bit-equal repeats on a GPU too, at some cost in speed")
     label_smoothing: Fraction = Field(0.0, description="share of the target spread over all classes")
@@ -169,6 +176,7 @@ class EvalConfig(Section):
     """When and on what to evaluate."""
 
     every_epochs: Positive | None = Field(1, description="evaluate after every n epochs; None: only at the end")
+    every_updates: Positive | None = Field(None, description="evaluate after every n updates as well")
     micro_batch_size: Positive | None = Field(None, description="images per device; None: as in training")
     use_ema: bool = Field(False, description="evaluate and export the EMA weights")
 
@@ -205,3 +213,9 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
     deepspeed: dict[str, Any] = Field({}, description="DeepSpeed's own keys for what the other sections do not name")
+
+    @model_validator(mode="after")
+    def _target_looked_for(self) -> RunConfig:
+        if self.train.target_top1 is not None and self.eval.every_epochs is None and self.eval.every_updates is None:
+            raise ValueError("train.target_top1 needs eval.every_epochs, since only an evaluation can reach it")
+        return self

@@ -31,6 +31,7 @@ from vitscale.config.run import RunConfig
 from vitscale.data.batch import MicroBatch, UpdateBatch
 from vitscale.distributed import World
 from vitscale.engine.base import LossFn, OptimizerState, StepOutput
+from vitscale.engine.graph import DDP_WARMUP, WARMUP, GraphedUpdate
 from vitscale.engine.update import UpdateRules
 from vitscale.estimate.vit import check_resolution
 from vitscale.launch.failure import is_disk_full
@@ -60,19 +61,24 @@ class NativeEngine(UpdateRules):
         prepare(model, config.performance, decisions.engine)
         self._masters, self._frozen = self._cast(model)
         mesh = None if decisions.engine == "single" else world.mesh()
-        self.module = data_parallel(model, decisions, mesh)
+        graphed = config.performance.cuda_graph
+        side = torch.cuda.Stream(world.device) if graphed else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(side) if side else nullcontext():  # DDP belongs to the stream that it is built on
+            self.module = data_parallel(model, decisions, mesh)
         # Taken now: after an evaluation FSDP2 leaves unsharded parameters in the model, in the compute precision.
         self._all = dict(model.named_parameters())
         self._parameters = {name: p for name, p in self._all.items() if p.requires_grad}
         groups = param_groups(model, config.optim)
         for group in groups:
             group["params"] = [self._weight(name) for name in group["param_names"]]
-        self._optimizer = build_optimizer(groups, config.optim, device_type=world.device.type)
+        self._optimizer = build_optimizer(groups, config.optim, device_type=world.device.type, capturable=graphed)
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=decisions.precision.compute == "fp16")
         decay = config.optim.ema_decay
         self._ema = Ema(decay, self._local_weights()) if decay else None
         if decisions.engine == "ddp" and (world.device.type == "cpu" or config.train.deterministic):
             self._settle_buckets()
+        warmup = DDP_WARMUP if decisions.engine == "ddp" else WARMUP
+        self._graph = None if side is None else GraphedUpdate(self._compute, side, warmup)
 
     def _cast(self, model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
         """bf16 weights with fp32 masters, where FSDP2's own policy does not keep them; empty otherwise. Frozen weights
@@ -123,21 +129,37 @@ class NativeEngine(UpdateRules):
         """Run all micro-steps and one optimizer step."""
         self.begin_update()
         self.set_learning_rate(self._optimizer.param_groups)
-        world_size = self.world.world_size
         # DDP and FSDP2 average gradients over ranks; the update wants the mean over all its real samples.
-        scale = world_size / batch.num_samples
-        loss = torch.zeros((), device=self.world.device)
-        last = len(batch.micro_batches) - 1
-        for index, micro in enumerate(batch.micro_batches):
-            with self._reducing(index == last):
-                with self.recorder.phase("forward"):
-                    share = self.weighted_loss(micro, scale)
-                with self.recorder.phase("backward"):
-                    self._scaler.scale(share).backward()  # type: ignore[no-untyped-call]
-            loss = loss + share.detach() / world_size  # out of place: fp64 in the proof of equality
-        with self.recorder.phase("optimizer"):
-            norm, applied = self._step()
+        scale = self.world.world_size / batch.num_samples
+        if self._graph is None:
+            loss, norm = self._compute(batch.micro_batches, scale)
+        else:
+            with self.recorder.phase("step"):
+                loss, norm = self._graph(batch.micro_batches, scale)
+        applied = self._update_scale()
+        if applied:
+            if self._ema:
+                self._ema.follow(self._local_weights(), self.update)
+            self.update += 1
         return StepOutput(loss, norm, applied)
+
+    def _compute(
+        self, micro_batches: tuple[MicroBatch, ...], scale: float | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Forward, backward and optimizer step, all on the device: (this rank's share of the loss, gradient norm)."""
+        recorder = self.recorder if self._graph is None else NULL  # phases do not nest
+        loss = torch.zeros((), device=self.world.device)
+        last = len(micro_batches) - 1
+        for index, micro in enumerate(micro_batches):
+            with self._reducing(index == last):
+                with recorder.phase("forward"):
+                    share = self.weighted_loss(micro, scale)
+                with recorder.phase("backward"):
+                    self._scaler.scale(share).backward()  # type: ignore[no-untyped-call]
+            loss = loss + share.detach() / self.world.world_size  # out of place: fp64 in the proof of equality
+        with recorder.phase("optimizer"):
+            norm = self._step()
+        return loss, norm
 
     def _reducing(self, last: bool) -> AbstractContextManager[object]:
         """DDP reduces once per update; FSDP2 at every micro-step, since it keeps only shards of the gradients."""
@@ -145,19 +167,14 @@ class NativeEngine(UpdateRules):
             return self.module.no_sync()
         return nullcontext()
 
-    def _step(self) -> tuple[torch.Tensor | None, bool]:
+    def _step(self) -> torch.Tensor | None:
         self._gradients_to_masters()
         self._scaler.unscale_(self._optimizer)
         norm = self._clip()
         self._scaler.step(self._optimizer)
-        applied = self._update_scale()
         self.module.zero_grad(set_to_none=True)
         self._masters_to_weights()
-        if applied:
-            if self._ema:
-                self._ema.follow(self._local_weights(), self.update)
-            self.update += 1
-        return norm, applied
+        return norm
 
     def _gradients_to_masters(self) -> None:
         for name, master in self._masters.items():

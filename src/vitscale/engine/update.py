@@ -70,13 +70,14 @@ class UpdateRules:
 
     def begin_update(self) -> None:
         """Training mode, and dropout's generator as a function of (seed, update, rank)."""
-        self.module.train()
+        if not self.module.training:  # walking through all modules takes the host a while
+            self.module.train()
         if self._dropout:
             key = np.random.SeedSequence([self.config.train.seed, self.update, self.world.rank])
             torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> 1))
 
-    def weighted_loss(self, micro: MicroBatch, scale: float) -> torch.Tensor:
-        """Forward of one micro-batch: sum of weight x loss, times `scale`; () float32."""
+    def weighted_loss(self, micro: MicroBatch, scale: float | torch.Tensor) -> torch.Tensor:
+        """Forward of one micro-batch: sum of weight x loss, times `scale` (or a () tensor of it); () float32."""
         logits = self.forward(micro.images, micro.draws)
         return (self._loss_fn(logits, micro.targets) * micro.weights).sum() * scale
 

@@ -18,14 +18,20 @@ from vitscale.errors import ConfigError
 from vitscale.optim.groups import ParamGroup
 
 
-def build_optimizer(groups: list[ParamGroup], config: OptimConfig, *, device_type: str) -> torch.optim.Optimizer:
-    """Build the optimizer; group["lr"] starts at config.lr x lr_scale, engines overwrite it at each update."""
-    groups = [{**group, "lr": config.lr * group["lr_scale"]} for group in groups]
+def build_optimizer(
+    groups: list[ParamGroup], config: OptimConfig, *, device_type: str, capturable: bool = False
+) -> torch.optim.Optimizer:
+    """Build the optimizer; group["lr"] starts at config.lr x lr_scale, engines overwrite it at each update.
+
+    capturable: for a CUDA graph; the learning rate is then a tensor on the device.
+    """
+    groups = [{**group, "lr": _rate(config.lr * group["lr_scale"], device_type, capturable)} for group in groups]
     match config.name:
         case "adamw":
-            return _adamw(groups, config, device_type)
+            return _adamw(groups, config, device_type, capturable)
         case "sgd":
-            return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+            fused = True if capturable else None
+            return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
         case "lamb":
             # max_grad_norm: timm's LAMB clips the global norm at 1 by default, and clipping is the engine's
             lamb: torch.optim.Optimizer = Lamb(
@@ -77,9 +83,17 @@ class MuonAdamW(torch.optim.Optimizer):
         return loss
 
 
-def _adamw(groups: list[ParamGroup], config: OptimConfig, device_type: str) -> torch.optim.AdamW:
+def _adamw(
+    groups: list[ParamGroup], config: OptimConfig, device_type: str, capturable: bool = False
+) -> torch.optim.AdamW:
     fused = True if device_type == "cuda" else None
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+    return torch.optim.AdamW(
+        groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused, capturable=capturable
+    )
+
+
+def _rate(value: float, device_type: str, capturable: bool) -> float | torch.Tensor:
+    return torch.tensor(value, device=device_type) if capturable else value
 
 
 def _select(groups: list[ParamGroup], rule: Callable[[str, torch.Tensor], bool], wanted: bool) -> list[ParamGroup]:

@@ -19,6 +19,7 @@ from vitscale.errors import ConfigError
 UPDATES = 20
 CLIP_LIMIT = 0.1  # below any gradient norm of the first updates, so that clipping is active
 ENGINES = ("ddp", "fsdp2", "deepspeed:0", "deepspeed:1", "deepspeed:2", "deepspeed:3")
+CHOICES = ("single", *ENGINES)  # single on one process is the reference itself, unless a switch of performance.* is on
 
 
 class Bounds(NamedTuple):
@@ -45,6 +46,7 @@ class Variant:
     tail: int = 21
     checkpointing: bool = False
     compile: bool = False
+    cuda_graph: bool = False
 
     @property
     def mathematics(self) -> tuple[Any, ...]:
@@ -55,7 +57,7 @@ class Variant:
     def name(self) -> str:
         """For tables and files."""
         words = [self.optimizer, f"accum{self.accum}"]
-        words += [w for w in ("clip", "mixing", "double", "checkpointing", "compile") if getattr(self, w)]
+        words += [w for w in ("clip", "mixing", "double", "checkpointing", "compile", "cuda_graph") if getattr(self, w)]
         words += [f"tail{self.tail}"] if self.tail != Variant.tail else []
         return "-".join(words)
 
@@ -66,7 +68,7 @@ class Variant:
 
     def plain(self, accum: int) -> Variant:
         """The same mathematics on one process: the reference (accum 1) or the noise floor (accum 2)."""
-        return replace(self, accum=accum, checkpointing=False, compile=False)
+        return replace(self, accum=accum, checkpointing=False, compile=False, cuda_graph=False)
 
 
 def variants(config: RunConfig, engine: str) -> list[Variant]:
@@ -84,6 +86,9 @@ def variants(config: RunConfig, engine: str) -> list[Variant]:
     ]
     if config.performance.compile:
         found.append(Variant(compile=True))
+    if config.performance.cuda_graph and engine in ("single", "ddp"):
+        fast = Variant(compile=config.performance.compile, cuda_graph=True)
+        found += [fast, replace(fast, accum=2, mixing=True), replace(fast, optimizer="adamw", accum=2, clip=True)]
     if engine != "deepspeed" and config.precision.compute == "fp32":
         found.append(Variant("adamw", double=True))
     return found
@@ -99,10 +104,13 @@ class ProofJob:
     batch: int  # global batch size, the reference's too
     variants: tuple[Variant, ...]
     problem: str | None = None
+    is_reference: bool = False
 
     @property
     def name(self) -> str:
         """For tables and folders."""
+        if self.is_reference:
+            return "reference"
         stage = f"-zero{self.zero_stage}" if self.engine == "deepspeed" else ""
         return f"{self.engine}{stage}-x{self.world_size}"
 
@@ -129,6 +137,7 @@ class ProofJob:
         tree["optim"] |= {"clip_grad": CLIP_LIMIT if variant.clip else None, "lr_scaling": "none", "min_lr": 0.0}
         tree["parallel"] |= {"engine": self.engine, "zero_stage": self.zero_stage}
         tree["performance"] |= {"checkpointing": variant.checkpointing, "compile": variant.compile}
+        tree["performance"] |= {"cuda_graph": variant.cuda_graph}
         tree["deepspeed"] = _with_whole_sharding(tree["deepspeed"], self) if self.engine == "deepspeed" else {}
         return tree
 
@@ -159,7 +168,7 @@ def proof_jobs(
         for variant in job.variants:
             mathematics.setdefault(variant.mathematics, variant)
     plain = [variant.plain(accum) for variant in mathematics.values() for accum in (1, 2)]
-    reference = ProofJob("single", 0, 1, global_batch_size(nproc), tuple(plain))
+    reference = ProofJob("single", 0, 1, global_batch_size(nproc), tuple(plain), is_reference=True)
     if not plain:
         raise ConfigError(str(jobs[0].problem))
     decide(build_config(reference.tree(config, plain[0])), world_size=1)
@@ -168,8 +177,8 @@ def proof_jobs(
 
 def _engine_jobs(config: RunConfig, nproc: int, engines: Sequence[str]) -> Iterator[ProofJob]:
     for text in engines:
-        if text not in ENGINES:
-            raise ConfigError(f"--engine {text} is unknown; choose from {', '.join(ENGINES)}")
+        if text not in CHOICES:
+            raise ConfigError(f"--engine {text} is unknown; choose from {', '.join(CHOICES)}")
         engine, _, stage = text.partition(":")
         yield ProofJob(engine, int(stage or 0), nproc, global_batch_size(nproc), tuple(variants(config, engine)))
 

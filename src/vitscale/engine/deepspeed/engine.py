@@ -107,8 +107,10 @@ class DeepSpeedEngine(UpdateRules):
 
     def train_batch(self, batch: UpdateBatch) -> StepOutput:
         """Run all micro-steps and one optimizer step."""
-        self.begin_update()
-        self.set_learning_rate(self._engine.optimizer.param_groups)
+        with self.recorder.phase("forward"):
+            self.begin_update()
+        with self.recorder.phase("optimizer"):
+            self.set_learning_rate(self._engine.optimizer.param_groups)
         world_size = self.world.world_size
         scale = world_size / batch.num_samples  # DeepSpeed averages gradients over ranks
         loss = torch.zeros((), device=self.world.device)
@@ -126,7 +128,8 @@ class DeepSpeedEngine(UpdateRules):
         applied = self._engine.was_step_applied()
         if applied:
             if self._ema:
-                self._ema.follow(self._fragments.local(), self.update)
+                with self.recorder.phase("optimizer"):
+                    self._ema.follow(self._fragments.local(), self.update)
             self.update += 1
         return StepOutput(loss, self._grad_norm() if norm is None else norm, applied)
 

@@ -1,0 +1,89 @@
+"""A whole update as one CUDA graph: forward, backward, reduction, clipping and optimizer step in a single launch.
+
+In: a function that computes an update from micro-batches and a scale, all on the device. Out: the same function, which
+after some updates on a side stream is captured once and then replayed; the host does little more than copy the next
+images into place. What changes between updates must be in tensors: images, targets, weights, draws, the scale and
+the learning rate. Updates of another layout than the first (fewer micro-steps at the end of an epoch) run uncaptured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from vitscale.data.batch import MicroBatch
+
+Outputs = tuple[torch.Tensor, torch.Tensor | None]
+Compute = Callable[[tuple[MicroBatch, ...], torch.Tensor | float], Outputs]
+
+WARMUP = 3  # updates before the capture: lazy states, workspaces, compilation
+DDP_WARMUP = 11  # DDP rebuilds its buckets and takes its own times in its first ten
+
+
+class _Captured(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    micros: tuple[MicroBatch, ...]
+    scale: torch.Tensor
+    outputs: Outputs
+
+
+class GraphedUpdate:
+    """Replays `compute`. Outputs are copies: the next replay overwrites the graph's own."""
+
+    def __init__(self, compute: Compute, stream: torch.cuda.Stream, warmup: int) -> None:
+        self._compute, self._stream, self._left = compute, stream, warmup
+        self._layout: list[tuple[torch.Size, torch.dtype]] = []
+        self._captured: _Captured | None = None
+
+    def __call__(self, micros: tuple[MicroBatch, ...], scale: float) -> Outputs:
+        """One update."""
+        layout = [(t.shape, t.dtype) for micro in micros for t in _tensors(micro)]
+        self._layout = self._layout or layout
+        if layout != self._layout:
+            return self._aside(micros, scale)
+        if self._left:
+            self._left -= 1
+            return self._aside(micros, scale)
+        if self._captured is None:
+            self._captured = self._capture(micros, scale)
+        return self._replay(self._captured, micros, scale)
+
+    def _aside(self, micros: tuple[MicroBatch, ...], scale: float) -> Outputs:
+        """On the stream of the capture, so that what is allocated lazily belongs to it."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            outputs = self._compute(micros, scale)
+        current.wait_stream(self._stream)
+        return outputs
+
+    def _capture(self, micros: tuple[MicroBatch, ...], scale: float) -> _Captured:
+        """Record an update without running it. Other threads (the loader's) may go on using the device."""
+        device = micros[0].images.device
+        places = tuple(_copy(micro) for micro in micros)
+        scale_place = torch.full((), scale, device=device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            outputs = self._compute(places, scale_place)
+        return _Captured(graph, places, scale_place, outputs)
+
+    def _replay(self, captured: _Captured, micros: tuple[MicroBatch, ...], scale: float) -> Outputs:
+        places = [t for micro in captured.micros for t in _tensors(micro)]
+        values = [t for micro in micros for t in _tensors(micro)]
+        for place, value in zip(places, values, strict=True):
+            place.copy_(value, non_blocking=True)
+        captured.scale.fill_(scale)
+        captured.graph.replay()
+        loss, norm = captured.outputs
+        return loss.clone(), None if norm is None else norm.clone()
+
+
+def _copy(micro: MicroBatch) -> MicroBatch:
+    draws = None if micro.draws is None else micro.draws.clone()
+    return MicroBatch(micro.images.clone(), micro.targets.clone(), micro.weights.clone(), draws)
+
+
+def _tensors(micro: MicroBatch) -> list[torch.Tensor]:
+    return [t for t in (micro.images, micro.targets, micro.weights, micro.draws) if t is not None]
