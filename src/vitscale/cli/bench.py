@@ -1,0 +1,91 @@
+"""`vitscale bench CONFIG`: our engine beside the loops that people would write instead, in one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from vitscale.bench.case import Case
+    from vitscale.bench.run import OnRow
+    from vitscale.results.record import Record
+    from vitscale.study.case import Outcome
+
+
+def bench(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A recipe's name, or the path of a YAML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as train.micro_batch_size=64.")
+    ] = None,
+    nproc: Annotated[int, typer.Option("--nproc", "-n", min=1, help="Processes, one per device.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where records.jsonl goes. Default: benches/<recipe>-<time>.")
+    ] = None,
+    updates: Annotated[int, typer.Option("--updates", min=5, help="Counted updates of each row.")] = 30,
+    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Updates before them, not counted.")] = 15,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often every row runs.")] = 1,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="cpu|cuda", help="Default: CUDA if there is.")
+    ] = None,
+) -> int:
+    """Measure images/s and memory of a config beside plain timm, DDP, FSDP2 and DeepSpeed.
+
+    Every row runs in a fresh process group over the same random images, which stay
+    on the device, with AdamW and without clipping or accumulation. Only rows of one
+    precision triple (compute/weights/reduction) are compared; ours runs in each.
+
+    Examples:
+
+      vitscale bench digits
+      vitscale bench synthetic-vit-b16 precision.compute=bf16 train.micro_batch_size=64
+      vitscale bench cifar10-vit-b16 --nproc 2 performance.compile=true --rounds 3
+    """
+    import time
+
+    from vitscale.bench.run import Bench, run_bench
+    from vitscale.cli.preflight import check_devices
+    from vitscale.config.decide import decide
+    from vitscale.config.load import load_config
+    from vitscale.study.machine import this_machine
+
+    run = load_config(config, overrides or [])
+    check_devices(run, device, nproc)
+    machine = this_machine(device)
+    decide(run, world_size=nproc, device_type=machine.device_type)
+    folder = out or Path("benches") / f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = machine.facts.cuda_names[:nproc]
+    work = Bench(run, nproc, machine.device_type, names, warmup, updates, trace=0, rounds=rounds)
+    records = run_bench(work, folder, _progress())
+    _print(records)
+    typer.echo(f"records: {folder / 'records.jsonl'}")
+    return 0
+
+
+def _progress() -> OnRow:
+    def tell(index: int, total: int, row: Case, outcome: Outcome | None) -> None:
+        if outcome is None:
+            typer.echo(f"[{index + 1}/{total}] {row.who}{' + compile' if row.compile else ''} ...", nl=False)
+        elif outcome.kind == "ok":
+            typer.echo(f" {outcome.seconds:.0f} s")
+        else:
+            typer.echo(f" {outcome.kind}: {outcome.sentence}")
+
+    return tell
+
+
+def _print(records: list[Record]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from vitscale.bench.table import table_rows
+
+    for triple, rows in table_rows(records).items():
+        table = Table(title=f"precision {triple}", title_justify="left")
+        table.add_column("", overflow="fold")
+        for name in ("images/s", "of ours", "MFU", "peak memory", "MiB per image"):
+            table.add_column(name, justify="right")
+        for row in rows:
+            table.add_row(*row)
+        Console(highlight=False).print(table)
