@@ -27,7 +27,7 @@ def figures() -> str:
         "| engine | precision | images/s | ms per update: median (least to most) | peak memory |\n" + "|---" * 5 + "|\n"
     )
     table = head + "".join(_row(record) for record in records.values() if "images_per_s" in record)
-    return f"{table}\n{_overhead(records['overhead-single-bf16'])}\n{_accuracy()}"
+    return f"{table}\n{_overheads(records)}\n{_accuracy()}"
 
 
 def _row(record: dict[str, Any]) -> str:
@@ -38,15 +38,27 @@ def _row(record: dict[str, Any]) -> str:
     return f"| {engine} | {record['precision']} | {record['images_per_s']:,.0f} | {spread} | {memory} |\n"
 
 
-def _overhead(record: dict[str, Any]) -> str:
-    shares = [100 * share for share in record["overhead_all"]]
-    step = 1000 * statistics.median(record["bare_step_time_s"])
-    median = statistics.median(shares)
-    verdict = "That is within the goal of 2 %" if median < 2 else "The goal is 2 %, so it is missed"
+OVERHEADS = {
+    "overhead-single-fp32": "in fp32",
+    "overhead-single-bf16-performance.cuda_graph=true": "in bf16 with `performance.cuda_graph=true`",
+    "overhead-single-bf16": "in eager bf16, where the host sets the pace of the step itself",
+}
+
+
+def _overheads(records: dict[str, dict[str, Any]]) -> str:
+    parts = []
+    for case, words in OVERHEADS.items():
+        record = records[case]
+        shares = [100 * share for share in record["overhead_all"]]
+        step = 1000 * statistics.median(record["bare_step_time_s"])
+        parts.append(
+            f"  {statistics.median(shares):.1f} % of a step of {step:.1f} ms {words} ({min(shares):.1f} to "
+            f"{max(shares):.1f} % over {len(shares)} pairs)"
+        )
     return (
-        f"* The trainer (loading, resizing, logging) costs {median:.1f} % over a bare engine step of {step:.1f} ms: "
-        f"the median of {len(shares)} pairs in one\n  process, which range from {min(shares):.1f} to "
-        f"{max(shares):.1f} %. {verdict}."
+        "* The trainer (loading, resizing, logging) costs over the bare engine step, goal 2 %:\n"
+        + ";\n".join(parts)
+        + "."
     )
 
 

@@ -9,6 +9,8 @@ The masks stay set until the next `set_draws`, so that a recomputed forward (act
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from timm.layers import DropPath
 from torch import nn
@@ -61,11 +63,16 @@ def set_draws(model: nn.Module, draws: torch.Tensor | None) -> None:
             layer.scale = None
         return
     assert draws.shape[1:] == (len(layers),), f"draws {tuple(draws.shape)} for {len(layers)} layers"
-    keep = torch.tensor([1.0 - layer.drop_prob for layer in layers], dtype=torch.float32)
-    keep = keep.to(draws.device, non_blocking=True).unsqueeze(1)  # (D, 1)
+    keep = _keep(tuple(layer.drop_prob for layer in layers), draws.device)
     scales = (draws.t() < keep) / keep  # (D, B): contiguous rows, so that every layer sees the same strides
     for layer, scale in zip(layers, scales.unbind(0), strict=True):
         layer.scale = scale
+
+
+@lru_cache(maxsize=8)
+def _keep(drop_probs: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Probabilities of being kept, (D, 1). Made once: a CUDA graph cannot copy from the host."""
+    return torch.tensor([1.0 - p for p in drop_probs], dtype=torch.float32, device=device).unsqueeze(1)
 
 
 def _drop_paths(model: nn.Module) -> list[KeyedDropPath]:
