@@ -1,4 +1,5 @@
-# Two commands: `make demo` sets up a fresh machine and runs the main job on real images; `make test` checks everything.
+# Two commands: `make demo` sets up a fresh machine and runs a small study on real images, which ends in a report;
+# `make test` checks everything.
 # `make ... VENV=` uses the active environment (it must have torch); a second `make` installs nothing.
 
 VENV ?= .venv
@@ -16,7 +17,7 @@ endif
 .PHONY: demo test lint types imports tests build docs clean
 
 demo: $(STAMP)
-	$(BIN)vitscale train digits --device cpu
+	$(BIN)vitscale study digits-demo --device cpu --out runs/demo
 
 test: lint types imports tests build
 

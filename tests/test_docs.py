@@ -19,6 +19,7 @@ import vitscale
 from vitscale.cli import main
 from vitscale.config.decide import decide, optimizer_pair
 from vitscale.config.load import load_config, recipes
+from vitscale.config.study import load_study, studies
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -94,6 +95,7 @@ def test_every_page_is_in_the_index() -> None:
 def test_commands_exist_and_parse(name: str) -> None:
     group = typer.main.get_command(main.app)
     packaged = {recipe.name for recipe in recipes()}
+    planned = {study.name for study in studies()}
     for line in commands_of(text_of(name)):
         words = shlex.split(line.replace("--nproc N", "--nproc 2"))
         if words[0].startswith("--"):
@@ -114,6 +116,8 @@ def test_commands_exist_and_parse(name: str) -> None:
             source, keys = "verify", [source, *keys]
         if source in packaged and not shown_to_fail:
             load_config(source, keys)
+        if words[0] == "study" and words[1] in planned and not shown_to_fail:
+            load_study(words[1], keys, quick=given["quick"])
 
 
 def test_the_pages_hold_many_commands() -> None:

@@ -27,6 +27,7 @@ from vitscale.distributed import World
 from vitscale.engine.base import StepOutput
 from vitscale.errors import EXIT_RUN_FAILED, EXIT_STOPPED, NonFiniteLoss, Stopped
 from vitscale.evaluate import EvalResult
+from vitscale.phases import NULL, NullRecorder, Recorder
 from vitscale.trainer import Plan, Trainer, plan_run
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
@@ -110,6 +111,8 @@ class Session:
         top1: Callable[[int], float] = lambda update: update / 100,
         on_window: Callable[[int], None] = lambda window: None,
         on_evaluate: Callable[[int], None] = lambda update: None,
+        recorder: Recorder = NULL,
+        conclude: bool = True,
         **sections: Any,
     ) -> None:
         config = config_of(**sections)
@@ -125,7 +128,8 @@ class Session:
             self.engine.weight = read_weights(path)["weight"].item()
         engine: Any = self.engine
         loader: Any = FakeLoader()
-        self.trainer = Trainer(engine, loader, self.plan, state, config, WORLD, run, self.evaluate, [self.heard])
+        parts: Any = (engine, loader, self.plan, state, config, WORLD, run, self.evaluate, [self.heard])
+        self.trainer = Trainer(*parts, recorder, conclude)
 
     def evaluate(self, should_stop: Callable[[], bool]) -> EvalResult | None:
         self.on_evaluate(self.engine.update)
@@ -173,6 +177,12 @@ def test_evaluation_by_epochs(tmp_path: Path) -> None:
     assert saved(tmp_path) == [25]
 
 
+def test_evaluation_by_updates_and_epochs(tmp_path: Path) -> None:
+    session = Session(tmp_path, eval={"every_updates": 4, "every_epochs": 1}, checkpoint={"keep_best": False})
+    session.fit()
+    assert session.heard.of("eval") == [4, 5, 8, 10]
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "updates"),
     [
@@ -199,6 +209,53 @@ def test_rows_of_training(tmp_path: Path) -> None:
     assert rows[0]["grad_norm"] == 0.5
     assert rows[0]["images_per_s"] == pytest.approx(IMAGES / rows[0]["step_time_s"])
     assert rows[-1]["eta_s"] == 0.0
+
+
+# --- an end that somebody else decides -----------------------------------------------------------------------------
+
+
+def test_without_a_conclusion_a_run_ends_with_its_last_update(tmp_path: Path) -> None:
+    session = Session(tmp_path, conclude=False)
+    assert session.fit().update == 10
+    assert session.heard.of("train") == [2, 4, 6, 8, 10]
+    assert session.heard.of("eval") == session.heard.of("checkpoint") == saved(tmp_path) == []
+
+
+def test_a_run_ends_at_the_evaluation_that_reaches_the_target(tmp_path: Path) -> None:
+    target = {"train": {"epochs": 9, "target_top1": 0.15}, "eval": {"every_epochs": 1}}
+    session = Session(tmp_path, **target)  # its top-1 is a hundredth of the update
+    assert session.fit().update == 15
+    assert session.heard.of("eval") == [5, 10, 15]
+    assert saved(tmp_path)[-1] == 15
+    again = Session(tmp_path, **target)
+    assert again.fit().update == 15  # resumed: it has been reached
+    assert again.heard.of("train") == []
+
+
+def test_a_target_out_of_reach_ends_with_the_plan(tmp_path: Path) -> None:
+    session = Session(tmp_path, train={"epochs": 2, "target_top1": 0.99}, eval={"every_epochs": 1})
+    assert session.fit().update == 10
+
+
+class Told(NullRecorder):
+    """A recorder that remembers."""
+
+    def __init__(self) -> None:
+        self.images: list[int] = []
+        self.signs_of_life = 0
+
+    def update(self, images: int) -> None:
+        self.images.append(images)
+
+    def alive(self) -> None:
+        self.signs_of_life += 1
+
+
+def test_the_recorder_hears_of_updates_and_of_evaluation_batches(tmp_path: Path) -> None:
+    told = Told()
+    Session(tmp_path, recorder=told, skipped=frozenset({3})).fit()
+    assert told.images == [IMAGES] * 10  # windows, whether their step was applied or not
+    assert told.signs_of_life == 1  # the fake evaluation asks once
 
 
 # --- best ---------------------------------------------------------------------------------------------------------

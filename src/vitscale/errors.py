@@ -42,6 +42,10 @@ class RunFolderError(VitscaleError):
     """A run folder that is in use, not empty, or not a run folder."""
 
 
+class CompareError(VitscaleError):
+    """Two studies that cannot be compared as they are; the sentence names what differs or is missing."""
+
+
 class RunFailed(VitscaleError):
     """The run itself failed after it began: out of memory, a dead rank, a full disk."""
 

@@ -10,7 +10,7 @@ import typer
 from vitscale.cli import main
 from vitscale.errors import CheckFailed, ConfigError, RunFailed, Stopped
 
-COMMANDS = ("train", "eval", "predict", "export", "show", "recipes", "verify", "env")
+COMMANDS = ("train", "eval", "predict", "export", "show", "recipes", "verify", "study", "env")
 
 
 def test_help_lists_every_command_with_its_sentence(vitscale):
@@ -45,7 +45,13 @@ def test_help_takes_less_than_400_ms_of_processor_time():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["show", "digits"], ["show", "digits", "-n", "2", "parallel.engine=deepspeed"], ["recipes"]],
+    [
+        ["--help"],
+        ["show", "digits"],
+        ["show", "digits", "-n", "2", "parallel.engine=deepspeed"],
+        ["recipes"],
+        ["study", "strong-scaling", "--dry-run", "--device", "cpu"],
+    ],
     ids=" ".join,
 )
 def test_no_torch_is_loaded(arguments):

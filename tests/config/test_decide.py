@@ -200,7 +200,7 @@ def test_what_cannot_be_one_graph_is_refused(sections: dict[str, Any], problem: 
 
 
 def test_a_graph_needs_a_gpu_and_static_shapes() -> None:
-    with pytest.raises(DeviceError, match="performance.cuda_graph=true needs an NVIDIA GPU"):
+    with pytest.raises(DeviceError, match=r"performance.cuda_graph=true needs an NVIDIA GPU"):
         decided(device="cpu", performance={"cuda_graph": True})
     assert decided(device="cuda", performance={"cuda_graph": True}).static_shapes
     assert decided(performance={"compile": True}).static_shapes

@@ -93,6 +93,7 @@ def test_a_lone_word_is_a_list_and_a_tilde_is_home(monkeypatch):
         ("model.kwargs=3", ["model.kwargs is a section"]),
         ("train.epochs=none", ["train.epochs or train.max_updates must be given"]),
         ("train=none", ["train.epochs or train.max_updates must be given"]),
+        ("train.target_top1=90", ["train.target_top1=90", "<= 1"]),
         ("data.source=folder", ["data.source=folder needs data.root"]),
     ],
 )
@@ -170,3 +171,9 @@ def test_recipes_say_what_they_are():
     }
     for recipe in listed:
         assert all((recipe.kind, recipe.hardware, recipe.time, recipe.expected, recipe.summary))
+
+
+def test_a_target_needs_evaluations():
+    with pytest.raises(ConfigError, match=r"train\.target_top1 needs eval\.every_epochs"):
+        load_config("digits", ["train.target_top1=0.9", "eval.every_epochs=none"])
+    assert load_config("digits", ["train.target_top1=0.9"]).train.target_top1 == 0.9

@@ -25,6 +25,9 @@ def test_describe_is_json_and_names_the_versions(monkeypatch: pytest.MonkeyPatch
     assert facts["cpu"]["cores"] == os.cpu_count()
     assert facts["variables"]["OMP_NUM_THREADS"] == "3"
     assert "secret" not in text
+    assert facts["torch_threads"]["intra_op"] == torch.get_num_threads()
+    assert facts["links"] is None or set(facts["links"]) == {"pairs", "nvlinks", "pcie"}
+    assert all(set(network) == {"name", "bits_per_s"} for network in facts["networks"])
 
 
 def test_the_child_answers_what_the_parent_reads() -> None:

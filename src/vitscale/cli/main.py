@@ -13,12 +13,17 @@ from typing import Annotated
 
 import typer
 
+from vitscale.cli.bench import bench
+from vitscale.cli.compare import compare
 from vitscale.cli.env import env
 from vitscale.cli.eval import eval as evaluate
 from vitscale.cli.export import export
+from vitscale.cli.imports import import_table
 from vitscale.cli.predict import predict
 from vitscale.cli.recipes import recipes
+from vitscale.cli.report import report
 from vitscale.cli.show import show
+from vitscale.cli.study import study
 from vitscale.cli.train import train
 from vitscale.cli.verify import verify
 from vitscale.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, VitscaleError
@@ -50,8 +55,9 @@ def _options(
     pass
 
 
-for _command in (train, evaluate, predict, export, show, recipes, verify, env):
+for _command in (train, evaluate, predict, export, show, recipes, verify, study, report, compare, bench, env):
     app.command(_command.__name__)(_command)
+app.command("import")(import_table)  # a keyword: no function can have the name
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

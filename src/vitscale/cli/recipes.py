@@ -8,29 +8,32 @@ import typer
 
 
 def recipes(json: Annotated[bool, typer.Option("--json", help="Print a JSON list, not a table.")] = False) -> None:
-    """List the packaged recipes: kind, hardware, time, expected result.
+    """List the packaged recipes and studies: kind, hardware, time, expected result.
 
-    A recipe's name is the CONFIG of train, show and verify. Nothing in it is fixed: any key can be overridden, and
-    `vitscale show NAME > my.yaml` gives a file to edit.
+    A recipe's name is the CONFIG of train, show and verify, a study's the STUDY of study. Nothing in them is fixed: any
+    key can be overridden, and `vitscale show NAME > my.yaml` gives a file of a recipe to edit.
 
     Examples:
 
       vitscale recipes
       vitscale train digits
       vitscale show cifar10-vit-b16 train.global_batch_size=128
+      vitscale study strong-scaling --quick
     """
     from vitscale.config.load import recipes as packaged
+    from vitscale.config.study import studies
 
+    listed = [*packaged(), *studies()]
     if json:
         import json as json_module
         from dataclasses import asdict
 
-        typer.echo(json_module.dumps([asdict(recipe) for recipe in packaged()], indent=2))
+        typer.echo(json_module.dumps([asdict(recipe) for recipe in listed], indent=2))
         return
     from rich.console import Console
     from rich.table import Column, Table
 
     table = Table(Column("recipe", no_wrap=True), "kind", "hardware", "time", "expected", "what it is")
-    for recipe in packaged():
+    for recipe in listed:
         table.add_row(recipe.name, recipe.kind, recipe.hardware, recipe.time, recipe.expected, recipe.summary)
     Console().print(table)

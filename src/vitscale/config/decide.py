@@ -212,9 +212,7 @@ def _check_graph(config: RunConfig, engine: str, device_type: str | None) -> Non
     elif config.precision.compute == "fp16":
         problem = "the host decides on fp16's loss scale after every update; use precision.compute=bf16"
     elif config.model.dropout:
-        problem = (
-            "dropout in layers is seeded by the host at each update; set model.dropout=0 or use model.drop_path"
-        )
+        problem = "dropout in layers is seeded by the host at each update; set model.dropout=0 or use model.drop_path"
     if problem:
         raise ConfigError(f"performance.cuda_graph=true is not possible here: {problem}")
     if device_type == "cpu":

@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Recipe:
 def recipes() -> list[Recipe]:
     """All packaged recipes, by name."""
     names = sorted(entry.name.removesuffix(".yaml") for entry in _RECIPES.iterdir() if entry.name.endswith(".yaml"))
-    return [_recipe(name) for name in names]
+    return [read_recipe_section(read_packaged(_RECIPES, name), name, "recipe") for name in names]
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = (), ds_config: Path | None = None) -> RunConfig:
@@ -50,7 +51,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = (), ds_config: Pa
     >>> load_config("digits", ["optim.lr=1e-3"]).optim.lr
     0.001
     """
-    tree = _read(source)
+    tree = read_tree(source)
     tree.pop("recipe", None)
     if ds_config is not None:
         tree = merge(tree, {"deepspeed": _read_json(ds_config)})
@@ -86,7 +87,8 @@ def dump_config(config: RunConfig) -> str:
     return str(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=110))
 
 
-def _read(source: str | Path) -> Tree:
+def read_tree(source: str | Path) -> Tree:
+    """The raw tree of a recipe (by name) or of a YAML file."""
     if isinstance(source, str) and "/" not in source and not source.endswith((".yaml", ".yml")):
         return _read_recipe(source)
     path = Path(source)
@@ -102,21 +104,27 @@ def _read(source: str | Path) -> Tree:
 
 
 def _read_recipe(name: str) -> Tree:
-    entry = _RECIPES / f"{name}.yaml"
-    if not entry.is_file():
+    if not (_RECIPES / f"{name}.yaml").is_file():
         known = [recipe.name for recipe in recipes()]
         raise ConfigError(
             f"there is no recipe {name!r}{nearest(name, known)}; `vitscale recipes` lists them, and a file of your own "
             "is given by a path that ends in .yaml"
         )
-    return _mapping(parse_yaml(entry.read_text(encoding="utf-8"), f"recipe {name}"), f"recipe {name}")
+    return read_packaged(_RECIPES, name)
 
 
-def _recipe(name: str) -> Recipe:
-    section = _read_recipe(name).get("recipe")
+def read_packaged(folder: Traversable, name: str) -> Tree:
+    """The raw tree of a packaged file."""
+    text = (folder / f"{name}.yaml").read_text(encoding="utf-8")
+    return _mapping(parse_yaml(text, f"recipe {name}"), f"recipe {name}")
+
+
+def read_recipe_section(tree: Tree, name: str, what: str) -> Recipe:
+    """What a packaged recipe or study says of itself."""
+    section = tree.get("recipe")
     wanted = {field.name for field in fields(Recipe)} - {"name"}
-    assert isinstance(section, dict), f"recipe {name} has no recipe section"
-    assert set(section) == wanted, f"recipe {name}: its recipe section needs {wanted}"
+    assert isinstance(section, dict), f"{what} {name} has no recipe section"
+    assert set(section) == wanted, f"{what} {name}: its recipe section needs {wanted}"
     return Recipe(name=name, **section)
 
 

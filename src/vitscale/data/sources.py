@@ -23,6 +23,7 @@ from vitscale.errors import ConfigError, DataError
 
 SPLIT_SEED = 0  # fixed: the held-out images are the same for every train.seed
 DIGITS_VAL_FRACTION = 0.2
+VAL_IS_TEST = "val is the test split: there is no other"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -95,7 +96,7 @@ def _hold_out(raw: RawSplits, config: DataConfig) -> RawSplits:
             return raw
         if raw.test is None:
             raise DataError(f"{_where(config)} has no val or test split; set data.val_fraction, for example to 0.1")
-        return replace(raw, val=raw.test, test=None, notes=(*raw.notes, "val is the test split: there is no other"))
+        return replace(raw, val=raw.test, test=None, notes=(*raw.notes, VAL_IS_TEST))
     if fraction == 0:
         raise ConfigError("data.val_fraction=0 holds nothing out; leave it unset for the source's own split")
     kept, held = stratified_split(raw.train.labels, fraction)

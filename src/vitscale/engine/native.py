@@ -127,8 +127,10 @@ class NativeEngine(UpdateRules):
 
     def train_batch(self, batch: UpdateBatch) -> StepOutput:
         """Run all micro-steps and one optimizer step."""
-        self.begin_update()
-        self.set_learning_rate(self._optimizer.param_groups)
+        with self.recorder.phase("forward"):
+            self.begin_update()
+        with self.recorder.phase("optimizer"):
+            self.set_learning_rate(self._optimizer.param_groups)
         # DDP and FSDP2 average gradients over ranks; the update wants the mean over all its real samples.
         scale = self.world.world_size / batch.num_samples
         if self._graph is None:
@@ -139,7 +141,8 @@ class NativeEngine(UpdateRules):
         applied = self._update_scale()
         if applied:
             if self._ema:
-                self._ema.follow(self._local_weights(), self.update)
+                with self.recorder.phase("optimizer"):
+                    self._ema.follow(self._local_weights(), self.update)
             self.update += 1
         return StepOutput(loss, norm, applied)
 

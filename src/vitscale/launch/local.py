@@ -82,8 +82,8 @@ class Group:
         self._reported: dict[int, float] = {}
         self._kill_at: float | None = None
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all ranks have ended, or `timeout_s` has passed; return whether they have ended.
+    def wait(self, timeout_s: float | None = None, give_up: Callable[[], bool] | None = None) -> bool:
+        """Wait until all ranks have ended, `timeout_s` has passed or `give_up` says so; return whether they have ended.
 
         A failed rank ends the group. SIGTERM and SIGHUP are forwarded to the ranks as SIGTERM, Ctrl-C as SIGINT;
         a second Ctrl-C kills.
@@ -91,7 +91,7 @@ class Group:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with _handling(self._on_signal):
             while not self._step(time.monotonic()):
-                if deadline is not None and time.monotonic() >= deadline:
+                if (deadline is not None and time.monotonic() >= deadline) or (give_up is not None and give_up()):
                     return False
                 time.sleep(POLL_S)
         self._finish()

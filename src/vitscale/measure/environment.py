@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("vitscale", "torch", "torchvision", "timm", "deepspeed", "numpy", "pillow")
+from vitscale.measure.links import gpu_links, networks
+
+PACKAGES = ("vitscale", "torch", "torchvision", "timm", "deepspeed", "numpy", "pillow", "nvidia-ml-py")
 # Variables that change speed or results. None of them carries a secret.
 _PREFIXES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "CUDA_", "CUBLAS_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "DS_")
 _BF16_CAPABILITY = (8, 0)  # earlier NVIDIA GPUs emulate bf16
@@ -37,7 +39,10 @@ def describe() -> dict[str, Any]:
         },
         "driver": _driver(),
         "devices": cuda_devices(),
+        "links": gpu_links(),
+        "networks": networks(),
         "cpu": _cpu(),
+        "torch_threads": {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()},
         "git": _git(Path(__file__).parent),
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_PREFIXES)},
     }

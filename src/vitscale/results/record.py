@@ -59,6 +59,7 @@ class Identity(_Part):
     device_type: Literal["cpu", "cuda"] | None = None
     precision: str | None = Field(None, description="compute/params/reduce, such as bf16/bf16/bf16")
     compile: bool | None = None
+    cuda_graph: bool | None = None
     micro_batch_size: int | None = None
     grad_accum_steps: int | None = None
     global_batch_size: int | None = None

@@ -24,7 +24,8 @@ OutcomeKind = Literal["ok", "oom", "timeout", "error", "skipped"]
 class Job:
     """One fresh process group. The worker runs as `python -m module FOLDER` on `nproc` ranks.
 
-    name: also the folder's name below the runner's. skip_reason: if given, nothing is started.
+    name: also the folder's name below the runner's. skip_reason: if given, nothing is started. hang_s: the worker has
+    a heartbeat (study.heartbeat), and silence longer than this, and than ten updates, is a hang.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Job:
     timeout_s: float = 600.0
     env: Mapping[str, str] = field(default_factory=dict)
     skip_reason: str | None = None
+    hang_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 One process runs one engine (DeepSpeed patches global functions), hence a group per job. The worker is started by
 its module's name and never imported: this parent stays free of torch. A job that fails, hangs or runs out of memory
-is an Outcome and not an exception; only a stop from outside ends the list.
+is an Outcome and not an exception; only a stop from outside ends the list. A hang is told from slowness by the ranks'
+heartbeats, where the job has them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from vitscale.errors import ConfigError, Stopped
 from vitscale.launch.local import Group, start_group
 from vitscale.launch.outcome import stderr_tail
 from vitscale.study.case import RESULT_FILE, Job, Outcome, OutcomeKind, load_result, save_payload
+from vitscale.study.heartbeat import Hang, HangWatch
+
+POLL_S = 0.5
 
 OnProgress = Callable[[int, Job, Outcome | None], None]
 """Called with (index, job, None) before a job starts and with its Outcome when it has ended."""
@@ -46,15 +50,32 @@ def run_job(job: Job, folder: Path) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT_FILE).unlink(missing_ok=True)
     save_payload(folder, job.payload)
+    watch = None if job.hang_s is None else _Watch(HangWatch(folder, job.nproc, hang_s=job.hang_s))
     began = time.monotonic()
     with start_group(job.module, [str(folder.absolute())], job.nproc, env=job.env, log_dir=folder) as group:
-        ended = group.wait(job.timeout_s)
+        ended = group.wait(job.timeout_s, watch)
         if not ended:
             group.dump_stacks()
             group.terminate()
         _raise_if_stopped(group)
         seconds = time.monotonic() - began
-        return _outcome_of(group, folder, seconds) if ended else _timed_out(job, folder, seconds)
+        if ended:
+            return _outcome_of(group, folder, seconds)
+        return _timed_out(job, folder, seconds, watch.hang if watch else None)
+
+
+class _Watch:
+    """Asks for a hang now and then; keeps the one that was found."""
+
+    def __init__(self, watch: HangWatch) -> None:
+        self._watch, self._next = watch, 0.0
+        self.hang: Hang | None = None
+
+    def __call__(self) -> bool:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + POLL_S
+            self.hang = self._watch.poll()
+        return self.hang is not None
 
 
 def _check_names(jobs: Sequence[Job]) -> None:
@@ -88,7 +109,9 @@ def _outcome_of(group: Group, folder: Path, seconds: float) -> Outcome:
     return Outcome(kind, end.exit_code, end.rank, sentence, end.stderr_tail, result, seconds)
 
 
-def _timed_out(job: Job, folder: Path, seconds: float) -> Outcome:
+def _timed_out(job: Job, folder: Path, seconds: float, hang: Hang | None) -> Outcome:
     """Point at the stacks, which the ranks printed when the time was over."""
-    sentence = f"no result after {job.timeout_s:g} s; each rank's stacks are at the end of {folder}/rank*.stderr"
-    return Outcome("timeout", None, None, sentence, stderr_tail(folder, 0), seconds=seconds)
+    rank = hang.rank if hang else None
+    what = hang.sentence() if hang else f"no result after {job.timeout_s:g} s"
+    sentence = f"{what}; each rank's stacks are at the end of {folder}/rank*.stderr"
+    return Outcome("timeout", None, rank, sentence, stderr_tail(folder, rank or 0), seconds=seconds)

@@ -1,0 +1,69 @@
+"""Peak memory of this process over a window: allocated and reserved on the GPU, resident on the host.
+
+Host figures are Linux's own high-water mark, which can be set back; where it cannot, the peak since the process began
+stands, as on other systems. Reading or resetting never waits for the device: the allocator keeps its books on the host.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+class Peak(NamedTuple):
+    """Bytes; None for a device without an allocator of its own."""
+
+    allocated: int | None
+    reserved: int | None
+    rss: int
+
+
+class PeakMemory:
+    """Peaks over the windows between `start` and `pause`, as one figure."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+        self._peak = Peak(0 if self._cuda else None, 0 if self._cuda else None, 0)
+
+    def start(self) -> None:
+        """Count from here: a peak before this moment is forgotten."""
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        _reset_rss()
+
+    def pause(self) -> Peak:
+        """The largest peak so far; what follows, until the next start, does not count."""
+        before, rss = self._peak, max(self._peak.rss, _peak_rss())
+        if not self._cuda:
+            self._peak = Peak(None, None, rss)
+        else:
+            self._peak = Peak(
+                max(before.allocated or 0, torch.cuda.max_memory_allocated(self._device)),
+                max(before.reserved or 0, torch.cuda.max_memory_reserved(self._device)),
+                rss,
+            )
+        return self._peak
+
+
+def _reset_rss() -> None:
+    try:
+        _CLEAR.write_text("5")  # proc(5): sets VmHWM back to the present VmRSS
+    except OSError:
+        return
+
+
+def _peak_rss() -> int:
+    try:
+        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return int(line.split()[1]) * 1024

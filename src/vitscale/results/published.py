@@ -1,0 +1,208 @@
+"""Published tables into Records, so that the same analysis and lint run on them. Torch-free.
+
+In: rows of a table (table.py). Out: Records in which everything that the table does not say is None. Nothing is
+assumed: no precision, no learning rate, no engine. The number of training images of well-known data sets is filled in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from vitscale.errors import DataError
+from vitscale.results.record import (
+    Attribution,
+    Communication,
+    EpochTimes,
+    Identity,
+    Learning,
+    Measurement,
+    Record,
+    Scalar,
+)
+from vitscale.results.table import Row, read_table
+
+# CIFAR: www.cs.toronto.edu/~kriz/cifar.html; ImageNet: Russakovsky et al. 2015, table 2 (ILSVRC 2012).
+_TRAIN_IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "imagenet": 1_281_167, "imagenet1k": 1_281_167}
+_AXES = ("mode", "cluster", "data_source", "model", "engine", "zero_stage", "precision", "micro_batch_size")
+_WHOLE = ("zero_stage", "micro_batch_size", "world_size")
+_PRECISION = re.compile(r"\b(fp8|fp16|bf16|tf32|fp32|fp64)\b", re.IGNORECASE)
+_PHASES = {
+    "data_wait": "data_wait_ms",
+    "forward": "forward_ms",
+    "backward": "backward_ms",
+    "exposed_comm": "allreduce_ms",
+    "optimizer": "optimizer_ms",
+}
+Mode = Literal["grid", "strong", "weak"]
+
+
+class Imported(NamedTuple):
+    """Records, and the table's columns that were left out."""
+
+    records: tuple[Record, ...]
+    unknown: tuple[str, ...]
+
+
+def import_records(path: Path, facts: Mapping[str, str] | None = None) -> Imported:
+    """Read a table. facts: what its text says of all rows, such as {'precision': 'fp32'}."""
+    table = read_table(path, facts or {})
+    varying = _varying(table.rows)
+    repeats: Counter[str] = Counter()
+    records = []
+    for row in table.rows:
+        axes = _axes(row, varying)
+        case = " ".join(f"{name}={value}" for name, value in axes.items())
+        records.append(_record(row, path, axes, case, repeats[case]))
+        repeats[case] += 1
+    return Imported(tuple(records), table.unknown)
+
+
+def _varying(rows: tuple[Row, ...]) -> tuple[str, ...]:
+    return tuple(name for name in _AXES if len({row.text(name) for row in rows}) > 1)
+
+
+def _axes(row: Row, varying: tuple[str, ...]) -> dict[str, Scalar]:
+    axes: dict[str, Scalar] = {}
+    for name in (*varying, "world_size"):
+        if row.text(name) is not None:
+            axes[name] = row.whole(name) if name in _WHOLE else row.text(name)
+    return axes
+
+
+def _record(row: Row, path: Path, axes: dict[str, Scalar], case: str, repeat: int) -> Record:
+    note = row.text("note")
+    return Record(
+        study=path.stem,
+        mode=_mode(row),
+        case=case,
+        axes=axes,
+        repeat=repeat,
+        identity=_identity(row),
+        measurement=_measurement(row),
+        learning=_learning(row),
+        epoch_times=_epoch_times(row),
+        source=path.name,
+        notes=(note,) if note and not _PRECISION.fullmatch(note) else (),
+    )
+
+
+def _mode(row: Row) -> Mode:
+    match row.text("mode"):
+        case None | "grid":
+            return "grid"
+        case "strong":
+            return "strong"
+        case "weak":
+            return "weak"
+        case other:
+            raise DataError(f"{row.where}, column mode: '{other}' is none of strong, weak, grid")
+
+
+def _identity(row: Row) -> Identity:
+    world_size = row.whole("world_size")
+    if world_size is None:
+        raise DataError(f"{row.where} has no number of devices")
+    micro, accum = row.whole("micro_batch_size"), row.whole("grad_accum_steps")
+    batch = row.whole("global_batch_size") or (micro * (accum or 1) * world_size if micro else None)
+    in_note = _PRECISION.search(row.text("note") or "")
+    nodes = row.whole("nodes") or (world_size if row.text("placement") == "one GPU per node" else 1)
+    stage, warmup = row.number("zero_stage"), row.number("warmup_updates")
+    return Identity(
+        model=row.text("model"),
+        img_size=row.whole("img_size"),
+        engine=row.text("engine"),
+        zero_stage=None if stage is None else int(stage),
+        world_size=world_size,
+        nodes=nodes,
+        device_names=device_names(row.text("device"), world_size),
+        precision=in_note[1].lower() if in_note else row.text("precision"),
+        micro_batch_size=micro,
+        grad_accum_steps=accum,
+        global_batch_size=batch,
+        optimizer=row.text("optimizer"),
+        lr=row.positive("lr"),
+        lr_scaling=row.text("lr_scaling"),
+        warmup_updates=None if warmup is None else int(warmup),
+        data_source=row.text("data_source"),
+        train_images=_train_images(row),
+    )
+
+
+def device_names(text: str | None, world_size: int) -> tuple[str, ...]:
+    """'RTX 3070 x3, then GTX 1070' at 4 devices: each device's name, in order; a single name stands for all."""
+    if text is None:
+        return ()
+    parts = re.split(r",\s*(?:then\s+)?", re.sub(r"\s*\(.*\)", "", text))
+    names: list[str] = []
+    for part in parts:
+        found = re.fullmatch(r"(.*?)\s*[x×]\s*(\d+)", part.strip())
+        names += [found[1]] * int(found[2]) if found else [part.strip()]
+    return tuple(names[:world_size])
+
+
+def _train_images(row: Row) -> int | None:
+    images = row.whole("train_images")
+    if images is None:
+        images = _TRAIN_IMAGES.get(re.sub(r"[^a-z0-9]", "", (row.text("data_source") or "").lower()))
+    share = row.share("data_fraction")
+    return images if images is None or share is None else round(images * share)
+
+
+def _measurement(row: Row) -> Measurement | None:
+    batch = _identity(row).global_batch_size
+    step = row.positive("step_time_s")
+    if step is None and (milliseconds := row.positive("step_time_ms")) is not None:
+        step = milliseconds / 1e3
+    rate = row.positive("images_per_s")
+    if step is None and rate is not None:
+        if batch is None:
+            raise DataError(
+                f"{row.where}: images_per_s needs a batch (micro_batch_size or global_batch_size) beside it"
+            )
+        step = batch / rate
+    seconds = {phase: value / 1e3 for phase, column in _PHASES.items() if (value := row.number(column)) is not None}
+    if step is None and not seconds:
+        return None
+    return Measurement(
+        step_time_s=() if step is None else (step,),
+        images=(batch,) if step is not None and batch else (),
+        communication=Communication(seconds_per_update=seconds.get("exposed_comm")),
+        attribution=_attribution(seconds),
+        attribution_missing=None if seconds else "the table gives no parts of an update",
+        warnings=("the all-reduce was timed apart from backward, so all of it counts as exposed",)
+        if "exposed_comm" in seconds
+        else (),
+    )
+
+
+def _attribution(seconds: dict[str, float]) -> Attribution | None:
+    if not seconds:
+        return None
+    absent = ("data_wait", "host_to_device", "exposed_comm", "straggler_wait", "other")
+    why = "the table does not say"
+    return Attribution(updates=None, seconds=seconds, unknown={name: why for name in absent if name not in seconds})
+
+
+def _learning(row: Row) -> Learning | None:
+    splits: tuple[Literal["test", "val", "train"], ...] = ("test", "val", "train")
+    for split in splits:
+        if (accuracy := row.share(f"{split}_accuracy")) is not None:
+            return Learning(split=split, final_accuracy=accuracy)
+    return None
+
+
+def _epoch_times(row: Row) -> EpochTimes | None:
+    mean = row.positive("epoch_mean_s")
+    if mean is None:
+        return None
+    return EpochTimes(
+        mean_s=mean,
+        min_s=row.positive("epoch_min_s"),
+        max_s=row.positive("epoch_max_s"),
+        epochs=row.whole("epochs"),
+        includes_warmup=row.flag("includes_warmup"),
+    )

@@ -1,0 +1,82 @@
+"""How long the rest of a study may take: from its own records, else a guess that is said to be one. Torch-free."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+
+from vitscale.config.study import StudyConfig
+from vitscale.errors import VitscaleError
+from vitscale.estimate.vit import expected_classes, shape_of, training_flops
+from vitscale.hardware import peak_flops
+from vitscale.results.record import Record
+from vitscale.study.expand import Case
+from vitscale.study.machine import Machine
+
+# Rough, for a first guess only: what training reaches on most machines, and how long processes take to start.
+_CPU_FLOPS_PER_CORE = 15e9
+_GPU_SHARE_OF_PEAK = 0.25
+_GPU_FLOPS = 10e12  # where the peak is not known
+_START_S = {"cpu": 8.0, "cuda": 20.0}
+_START_PER_PROCESS_S = 3.0
+_DEEPSPEED_S = 4.0
+_COMPILE_S = 60.0
+_TRAIN_IMAGES = {"digits": 1437, "cifar10": 50_000, "cifar100": 50_000}
+
+
+class Forecast:
+    """Seconds of a case. Grows with the study: `add` each record."""
+
+    def __init__(self, study: StudyConfig, machine: Machine, records: Iterable[Record] = ()) -> None:
+        self._study, self._machine = study, machine
+        self._by_case: dict[str, list[float]] = defaultdict(list)
+        for record in records:
+            self.add(record)
+
+    @property
+    def measured(self) -> bool:
+        """Whether any case has been timed."""
+        return bool(self._by_case)
+
+    def add(self, record: Record) -> None:
+        """Learn from a record."""
+        if record.seconds is not None:
+            self._by_case[record.case].append(record.seconds)
+
+    def seconds(self, case: Case, cases: Iterable[Case]) -> float:
+        """Of one repeat: this case's own time if it has run, else the guess, scaled by how other guesses turned out."""
+        if own := self._by_case.get(case.name):
+            return statistics.median(own)
+        known = [(self._guess(other), self._by_case[other.name]) for other in cases if other.name in self._by_case]
+        scale = statistics.median([statistics.median(seen) / guess for guess, seen in known]) if known else 1.0
+        return scale * self._guess(case)
+
+    def _guess(self, case: Case) -> float:
+        start = _START_S[self._machine.device_type]
+        if self._machine.device_type == "cpu":  # processes that start share the cores
+            start += _START_PER_PROCESS_S * case.world_size
+        if case.decisions is not None and case.decisions.engine == "deepspeed":
+            start += _DEEPSPEED_S
+        return start + (_COMPILE_S if case.config.performance.compile else 0.0) + self._work(case)
+
+    def _work(self, case: Case) -> float:
+        try:
+            flops = training_flops(shape_of(case.config.model, expected_classes(case.config.model, case.config.data)))
+        except VitscaleError:
+            flops = None
+        return 0.0 if flops is None else flops * self._images(case) / self._rate(case)
+
+    def _images(self, case: Case) -> float:
+        measure, data = self._study.measure, case.config.data
+        batch = case.decisions.batch.global_batch_size if case.decisions else 0
+        if measure.updates is not None:
+            return batch * (measure.warmup_updates + measure.updates + measure.trace_updates)
+        images = _TRAIN_IMAGES.get(data.source, data.synthetic_size)
+        return (measure.epochs or 1) * min(images, data.train_limit or images)
+
+    def _rate(self, case: Case) -> float:
+        if self._machine.device_type == "cpu":
+            return _CPU_FLOPS_PER_CORE * min(case.world_size, self._machine.cores)
+        peak = peak_flops(self._machine.facts.cuda_names[0], case.config.precision.compute)
+        return case.world_size * (_GPU_FLOPS if peak is None else _GPU_SHARE_OF_PEAK * peak)

@@ -1,0 +1,185 @@
+"""One case of a study, as one rank: `python -m vitscale.study.worker FOLDER`.
+
+In: FOLDER/payload.json. Out (rank 0): result.json with what the meter measured, what the run said of itself, how it
+learned and what it ran on; from every rank, a heartbeat. Training itself is run.train's, as for `vitscale train`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitscale.config.decide import decide
+from vitscale.config.load import build_config
+from vitscale.data.sources import VAL_IS_TEST
+from vitscale.distributed import environment_ranks, pick_device
+from vitscale.errors import EXIT_OK
+from vitscale.estimate.communication import gradient_bytes
+from vitscale.launch.child import run_rank
+from vitscale.measure.environment import describe
+from vitscale.measure.meter import Meter
+from vitscale.phases import Phase, Recorder
+from vitscale.run import train
+from vitscale.study.case import load_payload, save_result
+from vitscale.study.heartbeat import ASIDE, Heartbeat
+
+GIB = 2**30
+
+
+def run_case(folder: Path) -> int:
+    """Train the payload's config under a meter."""
+    payload = load_payload(folder)
+    rank, world_size, local_rank = environment_ranks()
+    device = pick_device(payload["device"], local_rank)
+    measure = payload["measure"]
+    config = build_config(payload["config"])
+    meter = Meter(
+        device,
+        rank,
+        world_size,
+        warmup=measure["warmup_updates"],
+        updates=measure["updates"],
+        trace=measure["trace_updates"],
+        gradient_bytes=gradient_bytes(config, decide(config, world_size=world_size, device_type=device.type)),
+        keep_trace=folder / f"rank{rank}.trace.json.gz" if measure["keep_traces"] else None,
+    )
+    if meter.total_updates is not None:  # what the trace needs besides is the meter's to say
+        train_keys = config.train.model_copy(update={"max_updates": meter.total_updates})
+        config = config.model_copy(update={"train": train_keys})
+    collector = Collector()
+    with memory_limited(payload["memory_limit_gib"], device):
+        train(
+            config,
+            folder / "run",
+            device=payload["device"],
+            recorder=Watched(meter, Heartbeat(folder, rank)),
+            observers=[collector],
+            conclude=False,
+        )
+    if rank == 0:
+        measurement = {**meter.result(), "losses": collector.losses, "skipped_updates": collector.skipped}
+        save_result(
+            folder,
+            {
+                "info": collector.info,
+                "measurement": measurement,
+                "learning": collector.learning(measure["target_top1"]),
+                "environment": describe(),
+            },
+        )
+    return EXIT_OK
+
+
+def limit_memory(gib: float, device: torch.device) -> None:
+    """Let this process allocate no more: of the GPU's memory, or on the CPU beyond what is loaded already."""
+    size = int(gib * GIB)
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + size, hard))
+
+
+def _data_bytes() -> int:
+    """The data segment of this process now, as RLIMIT_DATA counts it."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
+    return int(line.split()[1]) * 1024
+
+
+@contextmanager
+def memory_limited(gib: float | None, device: torch.device) -> Iterator[None]:
+    """Under the limit, if there is one; a thread that finds no room for its stack is out of memory, too."""
+    if gib is not None:
+        limit_memory(gib, device)
+    try:
+        yield
+    except RuntimeError as error:
+        if gib is not None and "Resource temporarily unavailable" in str(error):
+            raise MemoryError(f"no room for another thread under memory_limit_gib={gib:g}") from error
+        raise
+
+
+class Watched:
+    """A Recorder that beats before it hands on."""
+
+    def __init__(self, recorder: Recorder, heartbeat: Heartbeat) -> None:
+        self._recorder, self._heartbeat = recorder, heartbeat
+
+    def phase(self, name: Phase) -> AbstractContextManager[object]:
+        """Mark the phase."""
+        self._heartbeat.mark(name)
+        return self._recorder.phase(name)
+
+    def update(self, images: int) -> None:
+        """Beat; the recorder may then be busy for long, if a trace ends here."""
+        self._heartbeat.beat()
+        self._heartbeat.mark(ASIDE)
+        self._recorder.update(images)
+        self._heartbeat.mark("data_wait")
+
+    def alive(self) -> None:
+        """Beat without an update."""
+        self._heartbeat.alive()
+        self._recorder.alive()
+
+    def finish(self, gather: Callable[[Any], list[Any]]) -> None:
+        """From here on nobody expects updates."""
+        self._heartbeat.mark(ASIDE)
+        self._recorder.finish(gather)
+
+
+class Collector:
+    """An Observer that keeps losses and evaluations, with the images and the training time that they took."""
+
+    def __init__(self) -> None:
+        self.info: dict[str, Any] = {}
+        self.losses: list[float] = []
+        self.skipped = 0
+        self._points: list[dict[str, Any]] = []
+        self._seconds = 0.0
+        self._images = 0
+
+    def start(self, info: dict[str, Any]) -> None:
+        """Keep what the run says of itself."""
+        self.info = info
+
+    def metrics(self, row: dict[str, Any]) -> None:
+        """Rows of training come before the evaluation that ends their interval."""
+        if row["kind"] == "train":
+            seconds = row["step_time_s"] * len(row["losses"])
+            self.losses += row["losses"]
+            self.skipped = row["skipped"]
+            self._seconds += seconds
+            self._images += round(row["images_per_s"] * seconds)
+        elif row["kind"] == "eval":
+            point = {"update": row["update"], "images": self._images, "seconds": self._seconds}
+            self._points.append({**point, "accuracy": row["top1"], "loss": row["loss"]})
+
+    def event(self, row: dict[str, Any]) -> None:
+        """Checkpoints and notes are of no interest here."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def learning(self, target: float | None) -> dict[str, Any] | None:
+        """The fields of a record's Learning; None for a run that did not evaluate."""
+        if not self._points:
+            return None
+        return {
+            "split": "test" if VAL_IS_TEST in self.info["notes"] else "val",
+            "points": self._points,
+            "target": target,
+            "final_accuracy": self._points[-1]["accuracy"],
+        }
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank(lambda: run_case(Path(sys.argv[1]))))

@@ -1,0 +1,111 @@
+"""Exports read back as what was recorded."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from vitscale.errors import ConfigError
+from vitscale.results.export import export_records
+from vitscale.results.record import (
+    Attribution,
+    Cause,
+    EpochTimes,
+    Identity,
+    Learning,
+    Measurement,
+    Point,
+    Record,
+)
+
+RECORDS = [
+    Record(
+        study="s",
+        case='engine=ddp <b>, "x"',
+        axes={"engine": "ddp", "drop_path": 0.1},
+        identity=Identity(world_size=2, engine="ddp", global_batch_size=32, lr=1e-3, device_names=("H200", "H200")),
+        measurement=Measurement(
+            step_time_s=(0.1, 0.2, 0.4),
+            images=(32, 32, 32),
+            losses=(1.0, float("nan")),
+            data_wait_s=(0.01,),
+            peak_allocated_bytes=(5, 9),
+            attribution=Attribution(updates=10, seconds={"forward": 0.03}),
+        ),
+        learning=Learning(
+            split="val",
+            final_accuracy=0.5,
+            points=(Point(update=10, images=320, seconds=1.5, accuracy=0.5),),
+        ),
+        started_at="2026-11-30T12:00:00+00:00",
+        seconds=9.5,
+    ),
+    Record(
+        study="s",
+        case="c",
+        axes={"drop_path": 0},
+        outcome="oom",
+        cause=Cause(sentence="full"),
+        identity=Identity(world_size=1),
+    ),
+    Record(study="s", case="d", identity=Identity(world_size=1), epoch_times=EpochTimes(mean_s=7)),
+]
+
+
+def test_csv_has_a_row_per_record_and_nothing_where_nothing_is_known(tmp_path: Path) -> None:
+    export_records(RECORDS, tmp_path / "r.csv")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "r.csv").read_text(), newline="")))
+    assert [row["case"] for row in rows] == [record.case for record in RECORDS]
+    first = rows[0]
+    assert (first["median_step_time_s"], first["images_per_s"], first["updates"]) == ("0.2", "160.0", "3")
+    assert (first["engine"], first["axis.drop_path"], first["device_names"]) == ("ddp", "0.1", "H200; H200")
+    assert (first["peak_allocated_bytes"], first["traced_forward_s"], first["accuracy"]) == ("9", "0.03", "0.5")
+    assert (rows[1]["outcome"], rows[1]["cause"], rows[1]["median_step_time_s"]) == ("oom", "full", "")
+    assert rows[2]["epoch_time_s"] == "7.0"
+    assert "axis.engine" not in first
+
+
+def test_parquet_keeps_raw_values_and_its_types_do_not_depend_on_the_study(tmp_path: Path) -> None:
+    export_records(RECORDS, tmp_path / "all.parquet")
+    table = pq.read_table(tmp_path / "all.parquet")
+    assert table["step_time_s"].to_pylist() == [[0.1, 0.2, 0.4], None, None]
+    assert table["images"].to_pylist()[0] == [32, 32, 32]
+    assert table["data_wait_s"].to_pylist()[0] == [0.01]
+    assert table["axis.drop_path"].to_pylist() == [0.1, 0.0, None]
+    export_records(RECORDS[2:], tmp_path / "one.parquet")
+    one = pq.read_table(tmp_path / "one.parquet")
+    for field in one.schema:
+        assert table.schema.field(field.name).type == field.type, field.name
+
+
+def test_log_lines_are_mllogs_form(tmp_path: Path) -> None:
+    export_records(RECORDS, tmp_path / "r.log")
+    lines = (tmp_path / "r.log").read_text().splitlines()
+    assert all(re.fullmatch(r":::MLLOG \{.*\}", line) for line in lines)
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    for event in events:
+        assert set(event) == {"namespace", "time_ms", "event_type", "key", "value", "metadata"}
+    first = {event["key"]: event for event in events if event["metadata"]["case"] == RECORDS[0].case}
+    start = first["run_start"]["time_ms"]
+    assert first["run_start"]["event_type"] == "INTERVAL_START"
+    assert first["run_stop"]["time_ms"] == start + 9500
+    assert first["run_stop"]["metadata"]["status"] == "success"
+    assert first["eval_accuracy"]["value"] == 0.5
+    assert first["eval_accuracy"]["time_ms"] == start + 1500
+    assert first["eval_accuracy"]["metadata"]["samples_count"] == 320
+    assert first["global_batch_size"]["value"] == 32
+    assert "opt_name" not in first  # not known, so not said
+    failed = [event for event in events if event["metadata"]["case"] == "c" and event["key"] == "run_stop"]
+    assert failed[0]["metadata"]["status"] == "aborted"
+
+
+def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"known are \.csv, \.parquet, \.log"):
+        export_records(RECORDS, tmp_path / "r.xlsx")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,125 @@
+"""The parts of a case's worker; the whole of it runs in tests/dist."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitscale.data.sources import VAL_IS_TEST
+from vitscale.phases import NullRecorder
+from vitscale.study.heartbeat import Beat, Heartbeat, read_beat
+from vitscale.study.worker import Collector, Watched, memory_limited
+
+
+def train_row(
+    update: int, losses: list[float], *, step_time_s: float = 0.5, images_per_s: float = 64.0
+) -> dict[str, Any]:
+    return {
+        "kind": "train", "update": update, "losses": losses, "step_time_s": step_time_s, "images_per_s": images_per_s,
+        "skipped": 1,
+    }  # fmt: skip
+
+
+def eval_row(update: int, top1: float) -> dict[str, Any]:
+    return {"kind": "eval", "update": update, "top1": top1, "loss": 1.5}
+
+
+def test_points_carry_updates_images_and_training_time() -> None:
+    collector = Collector()
+    collector.start({"notes": []})
+    collector.metrics(train_row(2, [3.0, 2.0]))
+    collector.metrics(eval_row(2, 0.4))
+    collector.metrics(train_row(3, [1.0], step_time_s=2.0, images_per_s=10.5))
+    collector.metrics(eval_row(3, 0.6))
+    collector.event({"kind": "note"})
+    collector.close()
+    assert collector.losses == [3.0, 2.0, 1.0]
+    assert collector.skipped == 1
+    assert collector.learning(0.5) == {
+        "split": "val",
+        "points": [
+            {"update": 2, "images": 64, "seconds": 1.0, "accuracy": 0.4, "loss": 1.5},
+            {"update": 3, "images": 85, "seconds": 3.0, "accuracy": 0.6, "loss": 1.5},
+        ],
+        "target": 0.5,
+        "final_accuracy": 0.6,
+    }
+
+
+def test_accuracy_on_a_source_without_val_is_of_its_test_split() -> None:
+    collector = Collector()
+    collector.start({"notes": ["something", VAL_IS_TEST]})
+    collector.metrics(eval_row(2, 0.4))
+    learnt = collector.learning(None)
+    assert learnt is not None
+    assert learnt["split"] == "test"
+
+
+def test_a_run_that_did_not_evaluate_has_learnt_nothing_to_tell() -> None:
+    assert Collector().learning(None) is None
+
+
+def test_watching_beats_and_hands_on(tmp_path: Path) -> None:
+    heard: list[Any] = []
+    during: list[Beat | None] = []
+
+    class Heard(NullRecorder):
+        def phase(self, name: Any) -> Any:
+            heard.append(name)
+            return super().phase(name)
+
+        def update(self, images: int) -> None:
+            heard.append(images)
+            during.append(read_beat(tmp_path, 0))
+
+        def alive(self) -> None:
+            heard.append("alive")
+
+        def finish(self, gather: Any) -> None:
+            heard.append("finish")
+
+    watched = Watched(Heard(), Heartbeat(tmp_path, 0))
+    with watched.phase("forward"):
+        pass
+    watched.update(32)
+    watched.alive()
+    assert read_beat(tmp_path, 0) == Beat(1, 2, 3, "data_wait")
+    watched.finish(lambda value: [value])
+    assert heard == ["forward", 32, "alive", "finish"]
+    # While the recorder opens or closes a trace, nobody waits for updates.
+    assert during == [Beat(1, 1, 2, "aside")]
+    last = read_beat(tmp_path, 0)
+    assert last is not None
+    assert last.phase == "aside"
+
+
+def test_the_limit_ends_a_large_allocation() -> None:
+    code = """
+import torch
+from vitscale.launch.failure import describe
+from vitscale.study.worker import memory_limited
+with memory_limited(0.25, torch.device("cpu")):
+    small = torch.ones(1024, 1024)
+    try:
+        torch.ones(1024, 1024, 128)  # 512 MiB
+    except RuntimeError as error:
+        print(describe(error).kind)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "oom"
+
+
+def test_a_thread_without_room_is_out_of_memory_only_under_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitscale.study.worker.limit_memory", lambda gib, device: None)
+    error = RuntimeError("Resource temporarily unavailable")
+    with pytest.raises(MemoryError, match="under memory_limit_gib"), memory_limited(0.1, torch.device("cpu")):
+        raise error
+    with pytest.raises(RuntimeError), memory_limited(None, torch.device("cpu")):
+        raise error
+    with pytest.raises(RuntimeError, match="another"), memory_limited(0.1, torch.device("cpu")):
+        raise RuntimeError("another")
