@@ -40,7 +40,7 @@ from vitscale.optim.build import build_optimizer
 from vitscale.optim.ema import Ema
 from vitscale.optim.groups import param_groups
 from vitscale.parallel.apply import DTYPES, data_parallel, prepare
-from vitscale.phases import NULL, Recorder
+from vitscale.phases import NULL, Phase, Recorder
 
 
 class NativeEngine(UpdateRules):
@@ -127,24 +127,28 @@ class NativeEngine(UpdateRules):
 
     def train_batch(self, batch: UpdateBatch) -> StepOutput:
         """Run all micro-steps and one optimizer step."""
-        with self.recorder.phase("forward"):
+        with self._phase("forward"):
             self.begin_update()
-        with self.recorder.phase("optimizer"):
+        with self._phase("optimizer"):
             self.set_learning_rate(self._optimizer.param_groups)
         # DDP and FSDP2 average gradients over ranks; the update wants the mean over all its real samples.
         scale = self.world.world_size / batch.num_samples
         if self._graph is None:
             loss, norm = self._compute(batch.micro_batches, scale)
         else:
-            with self.recorder.phase("step"):
+            with self._phase("step"):
                 loss, norm = self._graph(batch.micro_batches, scale)
         applied = self._update_scale()
         if applied:
             if self._ema:
-                with self.recorder.phase("optimizer"):
+                with self._phase("optimizer"):
                     self._ema.follow(self._local_weights(), self.update)
             self.update += 1
         return StepOutput(loss, norm, applied)
+
+    def _phase(self, name: Phase) -> AbstractContextManager[object]:
+        """An update that is one launch has one phase."""
+        return self.recorder.phase(name if self._graph is None else "step")
 
     def _compute(
         self, micro_batches: tuple[MicroBatch, ...], scale: float | torch.Tensor
