@@ -119,6 +119,17 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert sorted(path.name for path in folder.iterdir()) == ["mine.yaml"]
 
 
+def test_inside_a_launcher_it_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    assert study("mine.yaml --device cpu") == 2
+    assert "a study starts its own processes; run it once, and not inside torchrun" in capsys.readouterr().err
+
+
 def test_a_store_of_a_newer_schema_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from vitscale.config.study import dump_study, load_study
 

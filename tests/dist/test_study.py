@@ -23,6 +23,7 @@ base:
 axes:
   engine: [ddp]
   world_size: [2]
+  micro_batch_size: [16]
 measure: {warmup_updates: 2, updates: 20, trace_updates: 0}
 repeats: 1
 timeout_s: 120
@@ -40,7 +41,7 @@ def records_of(folder: Path) -> dict[str, Record]:
     records, broken = read_records(folder / "out")
     assert broken == 0
     assert set(Counter((record.case, record.repeat) for record in records).values()) == {1}
-    return {record.case.partition("micro_batch_size=")[2]: record for record in records}
+    return {record.case: record for record in records}
 
 
 def children_of(folder: Path) -> list[str]:
@@ -55,7 +56,7 @@ def children_of(folder: Path) -> list[str]:
 
 
 def test_killed_in_the_middle_the_same_command_completes(tmp_path: Path) -> None:
-    line = command(tmp_path, "axes.micro_batch_size=[8,16]")
+    line = command(tmp_path, "axes.engine=[ddp,deepspeed:1]")
     first = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
     assert first.stdout is not None
     while not (text := first.stdout.readline()).startswith("[1/2]"):
@@ -74,13 +75,16 @@ def test_killed_in_the_middle_the_same_command_completes(tmp_path: Path) -> None
     assert second.returncode == 0, second.stderr
     assert "1 of 2 runs are done already" in second.stdout
     records = records_of(tmp_path)
-    assert {name: record.outcome for name, record in records.items()} == {"8": "ok", "16": "ok"}
-    measured = records["16"].measurement
+    assert {record.identity.engine: record.outcome for record in records.values()} == {"ddp": "ok", "deepspeed": "ok"}
+    first, other = records.values()
+    assert first.environment == other.environment  # what an engine does to its process is none of it
+    ddp = records["engine=ddp world_size=2 micro_batch_size=16"]
+    measured = ddp.measurement
     assert measured is not None
     assert (len(measured.warmup_step_time_s), len(measured.step_time_s), len(measured.losses)) == (2, 20, 22)
     assert set(measured.images) == {32}
     assert len(measured.peak_rss_bytes) == 2
-    assert measured.communication.bytes_per_update == 4 * (records["16"].identity.num_parameters or 0)  # 2 G (n-1)/n
+    assert measured.communication.bytes_per_update == 4 * (ddp.identity.num_parameters or 0)  # 2 G (n-1)/n
     assert str(tmp_path / "out" / "report.html") in second.stdout
     assert (tmp_path / "out" / "report.html").is_file()
     assert not children_of(tmp_path)
@@ -92,14 +96,14 @@ def test_a_dead_a_hung_and_a_hungry_case_are_rows(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(line, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stderr
-    records = records_of(tmp_path)
-    assert {name: record.outcome for name, record in records.items()} == {"4": "error", "6": "timeout", "1024": "oom"}
-    dead, hung, hungry = (records[name].cause for name in ("4", "6", "1024"))
+    records = {record.identity.micro_batch_size: record for record in records_of(tmp_path).values()}
+    assert {size: record.outcome for size, record in records.items()} == {4: "error", 6: "timeout", 1024: "oom"}
+    dead, hung, hungry = (records[size].cause for size in (4, 6, 1024))
     assert dead is not None
     assert dead.rank == 1
     assert "rank 1 was killed by SIGKILL" in dead.sentence
-    assert records["4"].seconds is not None
-    assert records["4"].seconds < 60
+    assert records[4].seconds is not None
+    assert records[4].seconds < 60
     assert hung is not None
     assert hung.rank == 1
     assert "rank 1 hung in phase" in hung.sentence

@@ -94,23 +94,23 @@ def record(case: str, seconds: float | None) -> Record:
 def test_a_case_that_has_run_takes_as_long_as_it_did() -> None:
     config = study(axes={"micro_batch_size": [8, 16]})
     both = expand(config, "cpu").cases
-    forecast = Forecast(config, CPU)
+    forecast = Forecast(config, CPU, both)
     assert not forecast.measured
-    guesses = [forecast.seconds(case, both) for case in both]
+    guesses = [forecast.seconds(case) for case in both]
     assert 0 < guesses[0] < guesses[1]
     for seconds in (10.0, 12.0, 100.0, None):
         forecast.add(record("micro_batch_size=8", seconds))
     assert forecast.measured
-    assert forecast.seconds(both[0], both) == 12.0
+    assert forecast.seconds(both[0]) == 12.0
     # The other is guessed to be off by as much as the first was.
-    assert forecast.seconds(both[1], both) == pytest.approx(guesses[1] * 12.0 / guesses[0])
+    assert forecast.seconds(both[1]) == pytest.approx(guesses[1] * 12.0 / guesses[0])
 
 
 def test_guesses_grow_with_the_work() -> None:
     def guess(machine: Machine, **keys: Any) -> float:
         config = study(**keys)
         found = expand(config).cases
-        return Forecast(config, machine).seconds(found[0], found)
+        return Forecast(config, machine, found).seconds(found[0])
 
     assert guess(CPU, measure={"updates": 2000}) > 10 * guess(CPU)
     assert guess(CPU, measure={"epochs": 20}) > guess(CPU, measure={"epochs": 2})

@@ -31,6 +31,7 @@ def run_row(folder: Path) -> int:
     spec = Spec(**payload["spec"])
     with joined(payload["device"], group=True) as world:
         seed_everything(0)
+        environment = describe()  # before DeepSpeed sets variables of its own
         lengths = {name: payload[name] for name in ("warmup", "updates", "trace")}
         meter = Meter(world.device, world.rank, world.world_size, **lengths)
         step = _step_of(case, spec, world, meter)
@@ -40,7 +41,7 @@ def run_row(folder: Path) -> int:
             meter.update(spec.micro_batch_size * world.world_size)
         meter.finish(world.gather)
         if world.main:
-            save_result(folder, {"measurement": meter.result(), "environment": describe()})
+            save_result(folder, {"measurement": meter.result(), "environment": environment})
     return EXIT_OK
 
 

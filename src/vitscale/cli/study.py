@@ -67,6 +67,7 @@ def study(
     from vitscale.study.machine import this_machine
     from vitscale.study.study import check_study_folder
 
+    _check_alone()
     config = load_study(study, overrides or [], quick=quick)
     check_count(config, yes=yes)
     machine = this_machine(device)
@@ -82,6 +83,16 @@ def study(
         plan = _plan(config, machine, folder, retry_failed)  # under the lock: nobody else adds records now
         _run(plan, folder, console, prove=prove)
     return _report(folder, console)
+
+
+def _check_alone() -> None:
+    import os
+
+    from vitscale.errors import ConfigError
+    from vitscale.launch.detect import detect
+
+    if outer := detect(os.environ):
+        raise ConfigError(f"a study starts its own processes; run it once, and not inside {outer.launcher}")
 
 
 def _plan(config: StudyConfig, machine: Machine, folder: Path, retry_failed: bool) -> Plan:

@@ -26,11 +26,15 @@ _TRAIN_IMAGES = {"digits": 1437, "cifar10": 50_000, "cifar100": 50_000}
 
 
 class Forecast:
-    """Seconds of a case. Grows with the study: `add` each record."""
+    """Seconds of each of a study's cases. Grows with the study: `add` each record."""
 
-    def __init__(self, study: StudyConfig, machine: Machine, records: Iterable[Record] = ()) -> None:
+    def __init__(
+        self, study: StudyConfig, machine: Machine, cases: Iterable[Case], records: Iterable[Record] = ()
+    ) -> None:
         self._study, self._machine = study, machine
+        self._guesses = {case.name: self._guess(case) for case in cases}
         self._by_case: dict[str, list[float]] = defaultdict(list)
+        self._scale = 1.0  # by how much the guesses were off where that is known
         for record in records:
             self.add(record)
 
@@ -41,16 +45,17 @@ class Forecast:
 
     def add(self, record: Record) -> None:
         """Learn from a record."""
-        if record.seconds is not None:
-            self._by_case[record.case].append(record.seconds)
+        if record.seconds is None or record.case not in self._guesses:
+            return
+        self._by_case[record.case].append(record.seconds)
+        ratios = [statistics.median(seen) / self._guesses[name] for name, seen in self._by_case.items()]
+        self._scale = statistics.median(ratios)
 
-    def seconds(self, case: Case, cases: Iterable[Case]) -> float:
+    def seconds(self, case: Case) -> float:
         """Of one repeat: this case's own time if it has run, else the guess, scaled by how other guesses turned out."""
         if own := self._by_case.get(case.name):
             return statistics.median(own)
-        known = [(self._guess(other), self._by_case[other.name]) for other in cases if other.name in self._by_case]
-        scale = statistics.median([statistics.median(seen) / guess for guess, seen in known]) if known else 1.0
-        return scale * self._guess(case)
+        return self._scale * self._guesses[case.name]
 
     def _guess(self, case: Case) -> float:
         start = _START_S[self._machine.device_type]

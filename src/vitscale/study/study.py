@@ -55,11 +55,11 @@ class Plan:
 
     def forecast(self) -> Forecast:
         """From the records that are there."""
-        return Forecast(self.study, self.machine, self.records)
+        return Forecast(self.study, self.machine, self.cases, self.records)
 
     def seconds_left(self, forecast: Forecast, done: int = 0) -> float:
         """For what is to do, after the first `done` runs."""
-        return sum(forecast.seconds(case, self.cases) for case, _ in self.todo[done:])
+        return sum(forecast.seconds(case) for case, _ in self.todo[done:])
 
 
 class Step(NamedTuple):

@@ -36,6 +36,7 @@ def run_case(folder: Path) -> int:
     payload = load_payload(folder)
     rank, world_size, local_rank = environment_ranks()
     device = pick_device(payload["device"], local_rank)
+    environment = describe() if rank == 0 else None  # now: DeepSpeed sets variables that differ from case to case
     measure = payload["measure"]
     config = build_config(payload["config"])
     meter = Meter(
@@ -52,6 +53,7 @@ def run_case(folder: Path) -> int:
         train_keys = config.train.model_copy(update={"max_updates": meter.total_updates})
         config = config.model_copy(update={"train": train_keys})
     collector = Collector()
+    environment = describe() if rank == 0 else {}  # before DeepSpeed sets variables of its own
     with memory_limited(payload["memory_limit_gib"], device):
         train(
             config,
@@ -69,7 +71,7 @@ def run_case(folder: Path) -> int:
                 "info": collector.info,
                 "measurement": measurement,
                 "learning": collector.learning(measure["target_top1"]),
-                "environment": describe(),
+                "environment": environment,
             },
         )
     return EXIT_OK
