@@ -121,6 +121,6 @@ def test_environments_that_differ_are_marked_and_first(page):
 
 def test_a_study_of_failures_alone_is_a_page_too():
     text = html.render(make.summary(make.case("a", None), environments=(), noise_floor=None))
-    assert "No case of this study gave a measurement" in text
+    assert "No case of this study gave a speed" in text
     assert 'id="figures"' not in text
     assert "do not say what they were measured on" in text

@@ -256,4 +256,4 @@ def test_failures_doubts_and_proof():
 def test_a_study_without_a_measurement():
     told = sentences(make.summary(make.case("a", None), make.case("b", None, outcomes={"timeout": 2})))
     why = "3 runs out of memory and 2 runs timed out"
-    assert told[0] == f"No case of this study gave a measurement ({why}), so nothing can be compared."
+    assert told[0] == f"No case of this study gave a speed ({why}), so nothing can be compared."

@@ -49,7 +49,7 @@ def grave_findings(summary: Summary) -> list[Finding]:
 def _nothing(summary: Summary) -> list[Statement]:
     counts = _outcomes(summary.cases)
     told = words.listing([f"{words.plural(n, 'run')} {words.OUTCOMES[kind]}" for kind, n in counts.items()])  # type: ignore[index]
-    what = f"no case of this study gave a measurement ({told})" if told else "this study holds no case"
+    what = f"no case of this study gave a speed ({told})" if told else "this study holds no case"
     return [Statement("Result", f"{what[0].upper()}{what[1:]}, so nothing can be compared.")]
 
 
