@@ -183,10 +183,19 @@ class NativeEngine(UpdateRules):
         self._masters_to_weights()
         return norm
 
+    @torch.no_grad()
     def _gradients_to_masters(self) -> None:
+        """In one launch for all tensors, not one for each: at small batches the host sets the pace."""
+        low: list[torch.Tensor] = []
+        high: list[torch.Tensor] = []
         for name, master in self._masters.items():
             grad = self._parameters[name].grad
-            master.grad = None if grad is None else grad.float()
+            master.grad = None if grad is None else torch.empty_like(master)
+            if grad is not None and master.grad is not None:
+                low.append(grad)
+                high.append(master.grad)
+        if low:
+            torch._foreach_copy_(high, low)
 
     @torch.no_grad()
     def _masters_to_weights(self) -> None:
