@@ -152,7 +152,7 @@ class _Run:
 
     def _info(self, parts: Parts, state: TrainState, *, resumed: bool) -> dict[str, Any]:
         # How pretrained weights were fitted is of no interest to a run that has gone on from them.
-        notes = [*parts.splits.notes, *parts.loader.notes, *(() if resumed else parts.fitted)]
+        notes = [*parts.splits.notes, *parts.loader.notes, *parts.engine.notes, *(() if resumed else parts.fitted)]
         return {
             "out": str(self.out),
             "engine": self.decisions.engine,

@@ -136,6 +136,9 @@ class PerformanceConfig(Section):
     """Each switch changes speed or memory, never the mathematics."""
 
     compile: bool = Field(False, description="torch.compile the model")
+    attention: Literal["auto", "default", "flash", "cudnn", "efficient", "math"] = Field(
+        "default", description="attention kernel on a GPU; default: torch's choice; auto: the fastest, measured once"
+    )
     cuda_graph: bool = Field(
         False, description="replay whole updates as one CUDA graph (engines single and ddp, AdamW or SGD, no dropout)"
     )

@@ -45,6 +45,7 @@ class Engine(Protocol):
 
     module: nn.Module  # the model as eval_forward runs it
     update: int  # applied updates so far
+    notes: tuple[str, ...]  # sentences about what was chosen at the start, to be said once
 
     def train_batch(self, batch: UpdateBatch) -> StepOutput:
         """Run all micro-steps and one optimizer step (learning rate of update number `self.update`, EMA included)."""

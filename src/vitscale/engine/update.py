@@ -21,6 +21,7 @@ from vitscale.engine.base import LossFn
 from vitscale.models.drop_path import num_draws, set_draws
 from vitscale.optim.schedule import lr_factor, peak_lr
 from vitscale.parallel.apply import DTYPES
+from vitscale.parallel.attention import choose, shape_of, use
 from vitscale.phases import NULL, Recorder
 
 
@@ -53,6 +54,21 @@ class UpdateRules:
         tf32 = decisions.precision.compute == "tf32"
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32  # on by torch's default, so that fp32 would embed patches in TF32
+        self.notes = self._set_attention(model)
+
+    def _set_attention(self, model: nn.Module) -> tuple[str, ...]:
+        """The same kernel on every rank; what to tell people of it."""
+        asked = "default" if self.config.train.deterministic else self.config.performance.attention
+        if self.world.device.type != "cuda" or asked == "default":
+            return ()
+        compute, params, _ = self.decisions.precision
+        dtype = DTYPES[compute if params == "fp32" else params]
+        shape = shape_of(model, self.decisions.batch.micro_batch_size)
+        choice = self.world.on_main(lambda: choose(asked, shape, self.world.device, dtype))
+        if choice is None:
+            return ()
+        use(choice.kernel)
+        return (choice.why,)
 
     def learning_rate(self) -> float:
         """The learning rate that the next update will use, before layer-wise factors."""

@@ -138,6 +138,8 @@ class ProofJob:
         tree["parallel"] |= {"engine": self.engine, "zero_stage": self.zero_stage}
         tree["performance"] |= {"checkpointing": variant.checkpointing, "compile": variant.compile}
         tree["performance"] |= {"cuda_graph": variant.cuda_graph}
+        if self.is_reference:
+            tree["performance"]["attention"] = "default"
         tree["deepspeed"] = _with_whole_sharding(tree["deepspeed"], self) if self.engine == "deepspeed" else {}
         return tree
 
