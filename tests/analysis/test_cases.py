@@ -145,3 +145,14 @@ def test_series_are_thinned_to_200_values_with_both_ends() -> None:
     assert (thinned[0], thinned[-1]) == (0, 999)
     assert len(set(thinned)) == 200
     assert thin([1.0, 2.0]) == (1.0, 2.0)
+
+
+def test_runs_that_tell_other_phases_apart_are_not_averaged_together() -> None:
+    seconds = [{"backward": 0.05, "exposed_comm": 0.02}] * 2 + [{"backward": 0.07}]
+    made = [record(repeat=i, measurement={"attribution": {"updates": 10, "seconds": s}}) for i, s in enumerate(seconds)]
+    assert summarise_case(*group(made)).attribution == pytest.approx({"backward": 0.05, "exposed_comm": 0.02})
+
+
+def test_times_of_zero_are_none() -> None:
+    made = [record(repeat=i, steps=[], epoch_times=EpochTimes(mean_s=0)) for i in range(2)]
+    assert group(made)[0].times == ()

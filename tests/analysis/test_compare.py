@@ -204,3 +204,12 @@ def test_epoch_times_are_compared_with_epoch_times_only() -> None:
         record(repeat=r).model_copy(update={"measurement": bare, "identity": epochs[0].identity}) for r in range(3)
     ]
     assert "of epochs" in (compare(steps, epochs).differences[0].reason or "")
+
+
+def test_every_run_must_be_equal_and_not_the_first_alone() -> None:
+    rng = random.Random(0)
+    a, b = runs(rng, {"world_size": 1}, 0.1), runs(rng, {"world_size": 1}, 0.1)
+    b[2] = b[2].model_copy(update={"environment": {**ENVIRONMENT, "driver": "999"}})
+    for one, other in ((a, b), (b, a)):
+        with pytest.raises(CompareError, match="driver"):
+            compare(one, other)

@@ -336,3 +336,33 @@ def test_findings_come_worst_first() -> None:
 
 def test_a_study_without_one_good_run_is_no_crash() -> None:
     assert summarise([record({"world_size": n}, outcome="error") for n in (1, 2)]).findings == ()
+
+
+def test_an_engine_that_failed_the_proof_is_named_when_it_is_alone() -> None:
+    made = line(lambda n: {"identity": {"engine": "ddp"}, "equal_updates": False})
+    finding = found(made, "unproved-engines")
+    assert finding is not None
+    assert finding.severity == "error"
+
+
+def test_a_rate_that_stays_over_batches_is_found_beside_series_of_one_batch_each() -> None:
+    rng = random.Random(0)
+    made = [
+        r
+        for batch in (64, 256)
+        for n in (1, 2)
+        for r in runs(rng, {"global_batch_size": batch, "world_size": n}, 0.1 * batch / n, accuracy=0.9)
+    ]
+    finding = found(made, "lr-not-rescaled")
+    assert finding is not None
+    assert "from 64 to 256" in finding.sentence
+
+
+def test_accuracies_on_other_data_are_not_compared() -> None:
+    rng = random.Random(0)
+    made = [
+        r
+        for data, accuracy, time in (("cifar10", 0.9, 0.2), ("cifar100", 0.6, 0.1))
+        for r in runs(rng, {"data_source": data}, time, accuracy=accuracy)
+    ]
+    assert found(made, "fastest-learns-less") is None

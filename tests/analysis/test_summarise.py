@@ -12,7 +12,7 @@ from run_making import ENVIRONMENT, record, runs, series
 
 from vitscale.analysis.summarise import summarise
 from vitscale.errors import DataError
-from vitscale.results.record import Attribution
+from vitscale.results.record import Attribution, EpochTimes
 
 
 def weak(n: int) -> float:
@@ -169,3 +169,24 @@ def test_500_records_of_200_steps_take_seconds_and_little_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 50e6
+
+
+@pytest.mark.parametrize("facts", [{"steps": []}, {"steps": [0.0] * 20}])
+def test_times_of_zero_are_no_crash(facts: dict[str, Any]) -> None:
+    made = [record(repeat=i, epoch_times=EpochTimes(mean_s=0), **facts) for i in range(2)]
+    assert summarise(made).cases[0].images_per_s is None
+
+
+def test_a_part_that_grows_more_than_the_whole_is_not_called_a_share_of_it() -> None:
+    parts = {1: {"forward": 0.06, "backward": 0.04}, 2: {"forward": 0.04, "backward": 0.07}}
+    made = [
+        record(
+            {"world_size": n},
+            repeat=i,
+            steps=[sum(seconds.values()) * (1 + i / 1000)] * 20,
+            measurement={"attribution": Attribution(updates=10, seconds=seconds)},
+        )
+        for n, seconds in parts.items()
+        for i in range(3)
+    ]
+    assert (summarise(made).series[0].limit or "").endswith("backward 30 ms, less what other parts gain")

@@ -103,3 +103,20 @@ def test_folders_without_records_are_a_sentence(vitscale, tmp_path: Path):
     done = vitscale("compare", study(tmp_path / "a"), str(tmp_path))
     assert done.returncode == 2
     assert "records.jsonl does not exist" in done.stderr
+
+
+def test_cases_that_could_not_be_checked_are_counted_and_names_cannot_steer_a_terminal(vitscale, tmp_path: Path):
+    a = study(tmp_path / "a")
+    once = Record(
+        study="s",
+        case="odd\x1b[2J",
+        identity=Identity(world_size=1, global_batch_size=16),
+        measurement=Measurement(step_time_s=[0.1] * 10, images=[16] * 10),
+        environment={"packages": {"torch": "2.14"}},
+    )
+    with (tmp_path / "a" / "records.jsonl").open("a") as file:
+        file.write(once.model_dump_json() + "\n")
+    done = vitscale("compare", a, a, "--fail-if-slower", "5%")
+    assert done.returncode == 0, done.stderr
+    assert "not compared, so not checked: 1 of 6 comparisons" in done.stdout
+    assert "\x1b" not in done.stdout

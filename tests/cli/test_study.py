@@ -138,3 +138,17 @@ def test_a_store_of_a_newer_schema_is_refused(folder: Path, capsys: pytest.Captu
     (folder / "s" / RECORDS_FILE).write_text('{"kind": "case", "schema_version": 99}\n')
     assert study("mine.yaml --device cpu --out s") == 2
     assert "schema version 99" in capsys.readouterr().err
+
+
+def test_a_study_that_was_stopped_while_its_engines_were_proved_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitscale.errors import EXIT_STOPPED, Stopped
+
+    def stopped(plan: object, at: Path, *_: object) -> None:
+        (at / "proof").mkdir()  # of the engines before
+        raise Stopped("stopped by SIGTERM")
+
+    monkeypatch.setattr("vitscale.cli.study_proof.prove", stopped)
+    assert study("mine.yaml --device cpu --out s --prove") == EXIT_STOPPED
+    assert study("mine.yaml --device cpu --out s --prove --dry-run") == 0

@@ -43,3 +43,8 @@ def test_it_is_captured_once_after_the_warm_up(calls: list[str]) -> None:
 def test_fewer_micro_steps_than_usual_run_uncaptured_and_do_not_count_as_warm_up(calls: list[str]) -> None:
     run(2, 1, 2, 2, 1, 2)
     assert calls == ["aside", "aside", "aside", "capture", "replay", "aside", "replay"]
+
+
+def test_a_run_that_begins_with_a_short_update_captures_the_whole_ones(calls: list[str]) -> None:
+    run(1, 2, 2, 2, 2, 1)
+    assert calls == ["aside", "aside", "aside", "capture", "replay", "replay", "aside"]

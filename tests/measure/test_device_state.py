@@ -42,6 +42,22 @@ def test_medians_of_samples_and_the_energy_between_both_ends(nvml: FakeNvml) -> 
     assert nvml.samples >= 4
 
 
+def test_what_lies_between_two_windows_takes_no_energy_and_gives_no_sample(nvml: FakeNvml) -> None:
+    watch = DeviceWatch(torch.device("cuda", 0))
+    for _ in range(2):
+        watch.start()
+        time.sleep(0.05)
+        watch.stop()
+        watch.stop()
+        nvml.energy_mj += 10**6  # an evaluation
+        before = nvml.samples
+        time.sleep(0.05)
+        assert nvml.samples == before
+    state = watch.state()
+    assert state is not None
+    assert state["energy_j"] == 2 * 2.5
+
+
 def test_what_a_device_does_not_tell_is_none(nvml: FakeNvml) -> None:
     state = watched(1)
     assert state.power_w is None

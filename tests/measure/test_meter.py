@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from vitscale.measure import meter as meter_module
+from vitscale.measure.device_state import DeviceWatch
 from vitscale.measure.meter import LEAD_IN, Meter, compiled_graphs, recompiles
 from vitscale.measure.trace import Tracer
 from vitscale.results.record import PHASES, Measurement
@@ -112,6 +113,36 @@ def test_evaluations_and_checkpoints_are_in_no_update() -> None:
     result = meter.result()
     assert len(result["step_time_s"]) == 6
     assert max(result["step_time_s"]) < 0.3
+
+
+def test_the_device_is_not_watched_during_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(DeviceWatch, "start", lambda self: heard.append("start"))
+    monkeypatch.setattr(DeviceWatch, "stop", lambda self: heard.append("stop"))
+    meter = Meter(CPU, 0, 1, warmup=1, updates=2)
+    for _ in range(3):
+        with meter.phase("evaluate"):
+            heard.append("evaluation")
+        no_op_update(meter)
+    # The first evaluation lies in the warm-up, where nobody watches.
+    assert heard == ["evaluation", *("start", "stop", "evaluation") * 2, "start", "stop"]
+
+
+def test_training_time_holds_all_updates_and_neither_evaluations_nor_the_opening_of_a_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tracer, "start", lambda self: time.sleep(0.3))
+    monkeypatch.setattr(Tracer, "stop", lambda self: time.sleep(0.3))
+    meter = Meter(CPU, 0, 2, warmup=2, updates=None, trace=10)
+    for _ in range(2 + 10 + LEAD_IN + 3):
+        with meter.phase("forward"):
+            time.sleep(0.002)
+        meter.update(8)
+    with meter.phase("evaluate"):
+        time.sleep(0.3)
+    updates = [len(window) for window in meter._windows.values()]
+    assert updates == [2, 3, 10 + LEAD_IN]
+    assert 0.002 * sum(updates) < meter.trained_s() < 0.25
 
 
 class Naps:
@@ -268,6 +299,8 @@ def test_only_the_first_counted_updates_are_timed_phase_by_phase_on_a_gpu(waits:
     for _ in range(105):
         no_op_update(meter)
     assert len(meter._windows["counted"]._spans) == meter_module.SPANNED
+    meter.finish(alone)
+    assert meter.result()["attribution"]["updates"] == meter_module.SPANNED
     assert all(len(spans) == 6 for _, _, spans in meter._windows["counted"]._spans)
 
 
@@ -287,3 +320,16 @@ def test_graphs_made_while_counting_are_recompiles() -> None:
     assert recompiles(before) == 0
     compiled(torch.ones(4))
     assert recompiles(before) == 1
+
+
+def test_what_a_first_evaluation_compiles_is_no_recompile(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = [1]
+    monkeypatch.setattr(meter_module, "compiled_graphs", lambda: graphs[0])
+    meter = Meter(CPU, 0, 1, warmup=1, updates=3)
+    no_op_update(meter)
+    with meter.phase("evaluate"):
+        graphs[0] += 12
+    no_op_update(meter)
+    graphs[0] += 2  # between evaluations: an update paid for it
+    no_op_update(meter)
+    assert measured(meter, 1).recompiles == 2

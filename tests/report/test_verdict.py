@@ -257,3 +257,37 @@ def test_a_study_without_a_measurement():
     told = sentences(make.summary(make.case("a", None), make.case("b", None, outcomes={"timeout": 2})))
     why = "3 runs out of memory and 2 runs timed out"
     assert told[0] == f"No case of this study gave a speed ({why}), so nothing can be compared."
+
+
+@pytest.mark.parametrize(
+    "other", [{"device_names": ("NVIDIA H200", "T4")}, {"nodes": 2}], ids=["mixed devices", "two nodes"]
+)
+def test_one_node_of_equal_devices_is_not_set_beside_anything_else(other):
+    told = text_of(make.summary(make.case("a", 1000, identity=other), make.case("b", 1500, engine="fsdp2")))
+    assert "ahead of" not in told
+
+
+def test_a_batch_that_nobody_recorded_is_not_called_fixed():
+    cases = [make.case(f"n{n}", 900 * n, world_size=n, micro=None) for n in (1, 2)]
+    told = about(make.summary(*cases, series=(make.series("s", cases, fixed=None),)), "Scaling")
+    assert told.startswith("Strong scaling, 2 GPUs instead of 1 give")
+    assert "fixed" not in told
+
+
+def test_amdahls_cap_says_over_how_many_devices():
+    cases = [make.case(f"n{n}", 900 * n, world_size=n) for n in (2, 4)]
+    fit = Fit("amdahl", {"p": Interval(0.95, 0.94, 0.96)}, ((2, 1), (4, 1.9)))
+    told = about(make.summary(*cases, series=(make.series("s", cases, fits=(fit,)),)), "Scaling")
+    assert "caps the speed-up over one device at 20.0" in told
+
+
+def test_no_gain_is_not_said_of_devices_that_nobody_measured():
+    """Each doubling stays below the floor, both together do not."""
+    cases = [make.case(f"n{n}", speed, world_size=n, spread=0.001) for n, speed in ((1, 1000), (2, 1015), (4, 1030))]
+    told = about(make.summary(*cases, series=(make.series("s", cases),)), "Scaling")
+    assert "The step from 2 to 4 GPUs alone shows no gain." in told
+
+
+def test_an_engine_that_is_alone_and_failed_the_proof_is_said():
+    told = about(make.summary(make.case("a"), make.case("b", micro=32), proved=False), "Equality")
+    assert "failed here" in told

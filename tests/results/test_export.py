@@ -109,3 +109,12 @@ def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"known are \.csv, \.parquet, \.log"):
         export_records(RECORDS, tmp_path / "r.xlsx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_a_spreadsheet_would_run_gets_an_apostrophe(tmp_path: Path) -> None:
+    made = Record(
+        study="=1+1", case=" @x", outcome="error", cause=Cause(sentence="-2"), identity=Identity(world_size=1)
+    )
+    export_records([made], tmp_path / "t.csv")
+    (row,) = csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text()))
+    assert (row["study"], row["case"], row["cause"]) == ("'=1+1", "' @x", "'-2")

@@ -185,3 +185,31 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     (tmp_path / "ok.csv").write_text("gpus,seconds_per_epoch\n1,2\n")
     with pytest.raises(DataError, match="--set sped: no such column"):
         import_records(tmp_path / "ok.csv", {"sped": "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "cases"),
+    [
+        ("gpus,img_size,batch_per_gpu,images_per_s\n1,224,64,100\n1,384,64,40\n", ["img_size=224", "img_size=384"]),
+        (
+            "gpus,global_batch_size,images_per_s\n1,64,100\n1,256,140\n",
+            ["global_batch_size=64", "global_batch_size=256"],
+        ),
+        ("gpus,gpu,seconds_per_epoch\n1,T4,100\n1,A100,9\n", ["device=T4", "device=A100"]),
+        ("gpus,seconds_per_epoch,note\n1,100,\n1,40,fp16\n", ["", "precision=fp16"]),
+        ("gpus,zero_stage,seconds_per_epoch\n1,0,100\n1,2,90\n", ["zero_stage=0", "zero_stage=2"]),
+    ],
+)
+def test_rows_that_differ_in_what_was_run_are_no_repeats(tmp_path: Path, text: str, cases: list[str]) -> None:
+    made = imported(tmp_path, text)
+    assert [record.case for record in made] == [f"{case} world_size=1".strip() for case in cases]
+    assert {record.repeat for record in made} == {0}
+
+
+def test_a_phase_of_no_time_is_no_fault(tmp_path: Path) -> None:
+    summarise(imported(tmp_path, "gpus,forward_ms\n1,0\n2,3\n"))
+
+
+def test_one_figure_of_a_table_is_not_called_few_updates(tmp_path: Path) -> None:
+    made = imported(tmp_path, "gpus,micro_batch_size,step_ms\n1,32,10\n2,32,11\n")
+    assert "few-updates" not in {finding.rule for finding in summarise(made).findings}

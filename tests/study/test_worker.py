@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from vitscale.config.load import build_config
 from vitscale.data.sources import VAL_IS_TEST
+from vitscale.engine.graph import DDP_WARMUP
 from vitscale.phases import NullRecorder
 from vitscale.study.heartbeat import Beat, Heartbeat, read_beat
-from vitscale.study.worker import Collector, Watched, memory_limited
+from vitscale.study.worker import Collector, Watched, memory_limited, warm_up
 
 
 def train_row(
@@ -49,6 +51,26 @@ def test_points_carry_updates_images_and_training_time() -> None:
         "target": 0.5,
         "final_accuracy": 0.6,
     }
+
+
+def test_training_time_comes_from_the_clock_that_leaves_measuring_out() -> None:
+    times = iter((0.7, 1.9))
+    collector = Collector(lambda: next(times))
+    collector.start({"notes": []})
+    for update in (2, 3):
+        collector.metrics(train_row(update, [1.0], step_time_s=50.0))
+        collector.metrics(eval_row(update, 0.4))
+    learnt = collector.learning(None)
+    assert learnt is not None
+    assert [point["seconds"] for point in learnt["points"]] == [0.7, 1.9]
+
+
+def test_the_capture_of_a_graph_is_warm_up() -> None:
+    train = {"max_updates": 9}
+    plain = build_config({"train": train})
+    graphed = build_config({"train": train, "performance": {"cuda_graph": True}})
+    assert [warm_up(asked, plain) for asked in (0, 10, 20)] == [0, 10, 20]
+    assert [warm_up(asked, graphed) for asked in (0, 10, 20)] == [DDP_WARMUP + 1, DDP_WARMUP + 1, 20]
 
 
 def test_accuracy_on_a_source_without_val_is_of_its_test_split() -> None:

@@ -74,7 +74,7 @@ def pace(record: Record) -> float | None:
     """Step time, or the mean time of an epoch where there are no steps."""
     if (step := step_time_s(record)) is not None:
         return step
-    return record.epoch_times.mean_s if record.epoch_times else None
+    return record.epoch_times.mean_s if record.epoch_times and record.epoch_times.mean_s > 0 else None
 
 
 def images_per_s(record: Record) -> float | None:
@@ -146,9 +146,16 @@ def thin(values: Sequence[T]) -> tuple[T, ...]:
 
 
 def attributions(measured: Sequence[Measurement]) -> list[Attribution]:
-    """Those with a trace, if any run has one; else those by phases, in which communication hides."""
+    """Those with a trace, if any run has one; else those by phases, in which communication hides.
+
+    Of these, only runs that tell the same phases apart, the most frequent ones: what one run calls exposed
+    communication hides in another's backward, and a mean over both would be neither.
+    """
     known = [m.attribution for m in measured if m.attribution]
-    return [a for a in known if a.method == "trace"] or known
+    known = [a for a in known if a.method == "trace"] or known
+    counts = Counter(frozenset(a.seconds) for a in known)
+    most = max(counts, key=lambda phases: (counts[phases], len(phases)), default=frozenset())
+    return [a for a in known if a.seconds.keys() == most]
 
 
 def _mfu(measured: Sequence[Measurement], rate: Interval | None) -> float | None:
@@ -163,8 +170,7 @@ def _attribution(measured: Sequence[Measurement]) -> dict[str, float] | None:
     if not found:
         return None
     parts = [attribution.seconds for attribution in found]
-    keys = [key for key in parts[0] if all(key in part for part in parts)]
-    return {key: fmean(part[key] for part in parts) for key in keys}
+    return {key: fmean(part[key] for part in parts) for key in parts[0]}
 
 
 def _unknown(measured: Sequence[Measurement]) -> dict[str, str]:

@@ -60,8 +60,10 @@ def _differing(pairs: Sequence[tuple[Case, Case]]) -> list[str]:
     for one, other in pairs:
         if not (one.ok and other.ok):
             continue  # a failed case does not know all of what it ran
-        for key, values in unequal(one.first, other.first).items():
-            found.setdefault(key, _two(key, values))
+        # Every run and not the first alone: a study may have been resumed on another machine.
+        for a, b in [*((one.first, run) for run in other.ok), *((run, other.first) for run in one.ok)]:
+            for key, values in unequal(a, b).items():
+                found.setdefault(key, _two(key, values))
     return list(found.values())
 
 

@@ -47,7 +47,7 @@ def accuracy_falls(study: Study) -> Iterator[Finding]:
 def fastest_learns_less(study: Study) -> Iterator[Finding]:
     """The case with the most images per second ends less accurate than another."""
     cases = [case for case in study.learned if case.rates]
-    if len({case.first.mode for case in cases}) != 1 or any(line.mode == "weak" for line in study.lines):
+    if len({_seen(case) for case in cases}) != 1 or any(line.mode == "weak" for line in study.lines):
         return  # cases that saw different data
     fastest = max(cases, key=lambda case: median(case.rates))
     best = max(cases, key=lambda case: median(accuracies(case)))
@@ -62,7 +62,7 @@ def fastest_learns_less(study: Study) -> Iterator[Finding]:
 
 def lr_not_rescaled(study: Study) -> Iterator[Finding]:
     """The batch grows and the learning rate stays."""
-    groups = [line.measured for line in study.lines] or [study.measured]
+    groups = [*(line.measured for line in study.lines), study.measured]
     for group in groups:
         known = [case for case in group if accuracies(case) and case.identity.lr is not None]
         batches = [case.identity.global_batch_size or 0 for case in known]
@@ -114,6 +114,12 @@ RULES = (train_accuracy, accuracy_falls, fastest_learns_less, lr_not_rescaled, l
 def _apart(low: float | None, high: float | None) -> bool:
     """Whether two intervals leave a gap; where one has none, the values alone must do."""
     return low is None or high is None or low > high
+
+
+def _seen(case: Case) -> tuple[object, ...]:
+    """What images an accuracy stands for."""
+    learning = case.first.learning
+    return case.first.mode, case.identity.data_source, learning.split if learning else None
 
 
 def _devices(case: Case) -> str:

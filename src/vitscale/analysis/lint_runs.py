@@ -30,8 +30,8 @@ def warmup_in_mean(study: Study) -> Iterator[Finding]:
         yield Finding("warmup-in-mean", "warning", sentence, tuple(inside))
     if unsaid:
         sentence = (
-            f"{count(len(unsaid), 'case')} give a mean time per epoch without saying whether the first epoch, with its "
-            "warm-up, is in it"
+            f"{count(len(unsaid), 'case')} give{'s' if len(unsaid) == 1 else ''} a mean time per epoch without saying "
+            "whether the first epoch, with its warm-up, is in it"
         )
         yield Finding("warmup-in-mean", "warning", sentence, tuple(unsaid))
     slow = _cases(study, lambda m: bool(_enough(m)) and m.step_time_s[0] > _SLOW_START * median(m.step_time_s))
@@ -45,7 +45,11 @@ def warmup_in_mean(study: Study) -> Iterator[Finding]:
 
 def few_updates(study: Study) -> Iterator[Finding]:
     """Medians over a handful of updates."""
-    few = _cases(study, lambda m: 0 < len(m.step_time_s) < _MIN_UPDATES)
+    few = [
+        case
+        for case in _cases(study, lambda m: 0 < len(m.step_time_s) < _MIN_UPDATES)
+        if case.first.source == "vitscale"  # a table gives one figure for all of its updates
+    ]
     if few:
         sentence = f"fewer than {_MIN_UPDATES} updates were counted in {count(len(few), 'case')}"
         yield Finding("few-updates", "warning", sentence, names(few))

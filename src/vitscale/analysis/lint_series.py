@@ -117,8 +117,8 @@ def missing_points(study: Study) -> Iterator[Finding]:
 def forward_varies(study: Study) -> Iterator[Finding]:
     """Forward takes different times although every device does the same work."""
     for line in study.lines:
-        same = [case for case in line.cases if _forward(case) is not None and _equal_work(case, line)]
-        times = [time * 1e3 for case in same if (time := _forward(case)) is not None]
+        same = [case for case in line.cases if _forward(case) and _equal_work(case, line)]
+        times = [time * 1e3 for case in same if (time := _forward(case))]
         if len(times) > 1 and max(times) / min(times) - 1 > _SAME_WORK_SPREAD:
             sentence = (
                 f"{line.label}: forward takes {span(times, ' ms')} ({max(times) / min(times) - 1:.0%} apart) although "

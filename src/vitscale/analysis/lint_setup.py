@@ -64,14 +64,14 @@ def unproved_engines(study: Study) -> Iterator[Finding]:
         if case.identity.engine:
             stage = "" if case.identity.zero_stage is None else f" ZeRO-{case.identity.zero_stage}"
             engines.setdefault(f"{case.identity.engine}{stage}", []).append(case)
-    if len(engines) < 2:
-        return
     wrong = [name for name, cases in engines.items() if any(r.equal_updates is False for c in cases for r in c.ok)]
     if wrong:
         sentence = (
             f"{some(wrong)} failed the proof of equal updates: the engines do different work, so speed says nothing"
         )
         yield Finding("unproved-engines", "error", sentence, names([case for name in wrong for case in engines[name]]))
+    if len(engines) < 2:
+        return
     unseen = [
         name
         for name, cases in engines.items()

@@ -163,7 +163,8 @@ def _limit(measured: Sequence[Case]) -> str | None:
         + f" {lost[phase] * 1e3:.3g} ms"
         for phase in named
     )
-    return f"at {size} devices an update takes {total * 1e3:.3g} ms more than linear scaling would: {parts} of it"
+    of_it = " of it" if sum(lost[phase] for phase in named) <= total else ", less what other parts gain"
+    return f"at {size} devices an update takes {total * 1e3:.3g} ms more than linear scaling would: {parts}{of_it}"
 
 
 def _images_per_device(identity: Identity) -> float:

@@ -150,14 +150,15 @@ def noise_floor(cases: Sequence[Sequence[float]]) -> Noise | None:
 def relative_spread(values: Sequence[float]) -> float:
     """The middle half's width by the median, within one run."""
     ordered = sorted(values)
-    quarter = len(ordered) // 4
-    return (ordered[-1 - quarter] - ordered[quarter]) / median(ordered)
+    quarter, middle = len(ordered) // 4, median(ordered)
+    return (ordered[-1 - quarter] - ordered[quarter]) / middle if middle > 0 else 0.0
 
 
 def drift(values: Sequence[float]) -> float:
     """By how much the last third of a run is slower (above 0) than its first, relative."""
     third = max(1, len(values) // 3)
-    return median(values[-third:]) / median(values[:third]) - 1
+    start = median(values[:third])
+    return median(values[-third:]) / start - 1 if start > 0 else 0.0
 
 
 def _exp(value: float) -> float:

@@ -71,11 +71,13 @@ def _limit(text: str) -> float:
 def _holds(comparison: Comparison, limit: float, *, quiet: bool) -> bool:
     """Whether B passes; says why not, and what the check could not have seen."""
     from vitscale.errors import CompareError
+    from vitscale.report.words import clean
 
     judged = [row for row in comparison.differences if row.verdict != "not compared"]
     if not judged and not comparison.broken:
         raise CompareError(f"no case could be compared: {comparison.differences[0].reason}")
     slow = [row for row in judged if row.verdict == "slower" and row.ratio and row.ratio.value >= 1 + limit]
+    unjudged = [row for row in comparison.differences if row.verdict == "not compared"]
     blind = [row for row in judged if row.smallest_seen is not None and row.smallest_seen > limit]
     lines = [f"slower by {limit:.1%} or more: {row.case}" for row in slow]
     lines += [f"ended ok in A and not in B: {name}" for name in comparison.broken]
@@ -84,8 +86,10 @@ def _holds(comparison: Comparison, limit: float, *, quiet: bool) -> bool:
             f"too noisy to find a slow-down of {limit:.1%} with 90 % power: {len(blind)} of {len(judged)} comparisons; "
             "more repeats see more"
         )
+    if unjudged:
+        lines.append(f"not compared, so not checked: {len(unjudged)} of {len(comparison.differences)} comparisons")
     for line in lines:
-        typer.echo(line, err=quiet)
+        typer.echo(clean(line), err=quiet)
     return not slow and not comparison.broken
 
 
@@ -93,6 +97,7 @@ def _print(comparison: Comparison) -> None:
     from rich.console import Console
 
     from vitscale.analysis.phrases import some
+    from vitscale.report.words import clean
 
     console = Console(highlight=False, markup=False)
     console.print(_table(comparison))
@@ -101,15 +106,17 @@ def _print(comparison: Comparison) -> None:
         if row.reason:
             reasons.setdefault(row.reason, []).append(row.case)
     for reason, cases in reasons.items():
-        console.print(f"not compared: {some(cases)}: {reason}")
+        console.print(clean(f"not compared: {some(cases)}: {reason}"))
     for note in comparison.notes:
-        console.print(f"note: {note}")
+        console.print(clean(f"note: {note}"))
 
 
 def _table(comparison: Comparison) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
     from rich.text import Text
+
+    from vitscale.report.words import clean
 
     table = Table(
         Column("case", overflow="fold", min_width=16),
@@ -123,7 +130,7 @@ def _table(comparison: Comparison) -> Table:
     colours = {"slower": "red", "faster": "green"}
     for row in comparison.differences:
         table.add_row(
-            Text(row.case),
+            Text(clean(row.case)),
             _ratio(row),
             _p_value(row.p_value),
             Text(row.verdict, style=colours.get(row.verdict, "")),

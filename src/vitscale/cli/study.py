@@ -119,11 +119,12 @@ def _stop(*_: object) -> None:
 def _run(plan: Plan, folder: Path, console: Console, *, prove: bool) -> None:
     from vitscale.cli.study_proof import prove as prove_engines
     from vitscale.cli.study_proof import proved
-    from vitscale.study.study import run_study
+    from vitscale.study.study import keep_study, run_study
 
     for line in _headline(plan, folder):
         console.print(line, markup=False, soft_wrap=True)
     if prove:
+        keep_study(plan, folder)  # a proof that is stopped must not leave a folder that no study knows
         prove_engines(plan, folder, plan.machine.device_type, lambda line: console.print(line, markup=False))
     if not plan.todo and not plan.skipped:
         return

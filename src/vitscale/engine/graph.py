@@ -3,7 +3,7 @@
 In: a function that computes an update from micro-batches and a scale, all on the device. Out: the same function, which
 after some updates on a side stream is captured once and then replayed; the host does little more than copy the next
 images into place. What changes between updates must be in tensors: images, targets, weights, draws, the scale and
-the learning rate. Updates of another layout than the first (fewer micro-steps at the end of an epoch) run uncaptured.
+the learning rate. Updates of fewer micro-steps than the others (at the end of an epoch) run uncaptured.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class GraphedUpdate:
     """Replays `compute`. Outputs are copies: the next replay overwrites the graph's own."""
 
     def __init__(self, compute: Compute, stream: torch.cuda.Stream, warmup: int) -> None:
-        self._compute, self._stream, self._left = compute, stream, warmup
+        self._compute, self._stream, self._warmup, self._left = compute, stream, warmup, warmup
         self._layout: list[tuple[torch.Size, torch.dtype]] = []
         self._captured: _Captured | None = None
 
     def __call__(self, micros: tuple[MicroBatch, ...], scale: float) -> Outputs:
         """One update."""
         layout = [(t.shape, t.dtype) for micro in micros for t in _tensors(micro)]
-        self._layout = self._layout or layout
+        if len(layout) > len(self._layout):  # a resumed run may begin with the short update that ends an epoch
+            self._layout, self._left, self._captured = layout, self._warmup, None
         if layout != self._layout:
             return self._aside(micros, scale)
         if self._left:

@@ -20,7 +20,7 @@ _SLOWED = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
 
 
 class DeviceWatch:
-    """Samples between `start` and `stop`."""
+    """Samples between `start` and `stop`, which may follow each other more than once: energies add up."""
 
     def __init__(self, device: torch.device) -> None:
         self._nvml: Any = load_nvml() if device.type == "cuda" else None
@@ -35,6 +35,7 @@ class DeviceWatch:
         """Begin to sample."""
         if self._handle is None:
             return
+        self._stop.clear()
         self._energy_before = self._energy_mj()
         self._thread = threading.Thread(target=self._run, name="vitscale-nvml", daemon=True)
         self._thread.start()
@@ -45,7 +46,7 @@ class DeviceWatch:
             return
         after = self._energy_mj()
         if after is not None and self._energy_before is not None:
-            self._energy = (after - self._energy_before) / 1e3
+            self._energy = (self._energy or 0.0) + (after - self._energy_before) / 1e3
         self._stop.set()
         self._thread.join()
         self._thread = None

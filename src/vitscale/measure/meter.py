@@ -72,6 +72,7 @@ class Meter:
         self._memory, self._watch = PeakMemory(device), DeviceWatch(device)
         self._peak: Peak | None = None
         self._graphs: int | None = None
+        self._graphs_aside: int | None = None
         self._recompiles: int | None = None
         self._bandwidth: float | None = None
         self._parts: list[dict[str, Any]] = []
@@ -108,6 +109,11 @@ class Meter:
     def alive(self) -> None:
         """Of no interest here."""
 
+    def trained_s(self) -> float:
+        """Seconds of all updates so far, warm-up included; opening and closing a trace is in none of them. Waits for
+        the device."""
+        return sum(sum(window.settle()) for window in self._windows.values())
+
     def finish(self, gather: Gather) -> None:
         """Read what the device still owes, share out the traced time, gather all ranks' parts."""
         self._leave_stage()
@@ -124,8 +130,9 @@ class Meter:
             )
             self._findings = share_out(own, gather, cuda=self._cuda, skip=LEAD_IN)
             if self._findings.attribution is not None:
-                of = {"updates": len(counted), "traced_step_time_s": own.traced}
-                self._findings.attribution.update(of)
+                traced = self._findings.attribution["method"] == "trace"
+                shared = len(counted) if not self._cuda else len(own.traced) if traced else counted.spanned
+                self._findings.attribution.update({"updates": shared, "traced_step_time_s": own.traced})
         self._parts = gather({"peak": self._peak or self._memory.pause(), "state": self._watch.state()})
 
     def result(self) -> dict[str, Any]:
@@ -168,8 +175,13 @@ class Meter:
         if self._stage.name == "counted":
             if begins:
                 self._memory.pause()
+                self._watch.stop()
+                self._graphs_aside = compiled_graphs()
             else:
+                made = (compiled_graphs() or 0) - (self._graphs_aside or 0)
+                self._graphs = (self._graphs or 0) + made  # a first evaluation compiles, and costs no update its time
                 self._memory.start()
+                self._watch.start()
         self._restart()
 
     def _next_stage(self) -> None:

@@ -26,6 +26,11 @@ class Window:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def spanned(self) -> int:
+        """Updates whose phases were timed on the device."""
+        return len(self._spans)
+
     def add(
         self, begin: Edge, end: Edge, images: int, host: Mapping[str, float], spans: Sequence[Span] | None = None
     ) -> None:

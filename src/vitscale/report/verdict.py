@@ -76,7 +76,7 @@ def _outcomes(cases: list[CaseSummary] | tuple[CaseSummary, ...]) -> Counter[str
 
 def _equality(finished: list[CaseSummary], summary: Summary) -> list[Statement]:
     engines = {words.engine(case.identity) for case in finished} - {""}
-    if len(engines) < 2:
+    if len(engines) < 2 and summary.proved is not False:
         return []
     if summary.proved:
         text = "The proof of equality covers every engine here: they make the same update, up to rounding."

@@ -94,7 +94,9 @@ def _efficiency(series: ScalingSeries, summary: Summary) -> str:
     name = _prefix(series, summary)
     what = {
         "weak": "with the work per device fixed, ",
-        "strong": "with the global batch fixed, " if series.fixed == "global" else "with the batch per device fixed, ",
+        "strong": {"global": "with the global batch fixed, ", "per_device": "with the batch per device fixed, "}.get(
+            series.fixed or "", "strong scaling, "
+        ),
     }.get(series.mode, "")
     where = f"{_identity_words(summary, series)} instead of {first.world_size}"
     efficiency = words.interval(last.efficiency, _share)
@@ -136,6 +138,8 @@ def _last_step(series: ScalingSeries, summary: Summary) -> str:
         return f" The step from {step} still pays."
     if answer == "less":
         return f" The step from {step} makes it slower; {best.world_size} is as far as it pays."
+    if answer == "not shown" and best is last:
+        return f" The step from {step} alone shows no gain."
     if answer == "not shown":
         return f" No gain is shown beyond {best.world_size}."
     return ""
@@ -147,7 +151,8 @@ def _ceiling(series: ScalingSeries, summary: Summary) -> str:
         return ""
     for fit in series.fits:
         if fit.refused is None and fit.law == "amdahl" and (cap := _cap(fit.parameters.get("p"))):
-            return f" Amdahl's law, fitted, caps the speed-up at {words.interval(cap)} times."
+            over = " over one device" if series.points[0].world_size > 1 else ""
+            return f" Amdahl's law, fitted, caps the speed-up{over} at {words.interval(cap)} times."
     for fit in series.fits:
         kappa = fit.parameters.get("kappa")
         if fit.refused is None and fit.best_world_size is not None and kappa and (kappa.low or 0) > 0:

@@ -90,11 +90,12 @@ def setup(case: CaseSummary) -> tuple[Any, ...]:
 
 
 def _peer_groups(finished: list[CaseSummary]) -> list[list[CaseSummary]]:
-    """Per set-up, largest first, the cases of one number of devices: where most engines meet, else the largest."""
-    setups: dict[tuple[Any, ...], dict[int, list[CaseSummary]]] = defaultdict(lambda: defaultdict(list))
+    """Per set-up, largest first, the cases on the same devices: where most engines meet, else the most devices."""
+    setups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[CaseSummary]]] = defaultdict(lambda: defaultdict(list))
     sizes: dict[tuple[Any, ...], int] = defaultdict(int)
     for case in finished:
-        setups[setup(case)][case.identity.world_size].append(case)
+        i = case.identity
+        setups[setup(case)][i.world_size, i.nodes, tuple(sorted(set(i.device_names)))].append(case)
         sizes[setup(case)] += 1
     chosen = [
         (sizes[key], max(counts.values(), key=lambda group: (len(_variants(group)), group[0].identity.world_size)))
@@ -290,7 +291,7 @@ def _memory_saved(mine: list[CaseSummary], theirs: list[CaseSummary]) -> str:
         for cases in (mine, theirs)
     )
     if _peak(a) > 0.95 * _peak(b):
-        return f" Nor does it save memory: at micro_batch_size {size} {_uses(b)}, {_uses(a)}."
+        return f" It saves no memory: at micro_batch_size {size} {_uses(b)}, {_uses(a)}."
     return f" It saves memory: at micro_batch_size {size} {_uses(a)}, {_uses(b)}."
 
 

@@ -44,8 +44,13 @@ def write_csv(records: Sequence[Record], path: Path) -> None:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _harmless(value) for name, value in row.items()} for row in rows)
     write_atomically(path, text.getvalue())
+
+
+def _harmless(cell: Any) -> Any:
+    """Text that a spreadsheet would run as a formula gets an apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and cell.lstrip().startswith(("=", "+", "-", "@")) else cell
 
 
 def write_parquet(records: Sequence[Record], path: Path) -> None:

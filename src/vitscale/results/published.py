@@ -28,7 +28,31 @@ from vitscale.results.table import Row, read_table
 # CIFAR: www.cs.toronto.edu/~kriz/cifar.html; ImageNet: Russakovsky et al. 2015, table 2 (ILSVRC 2012).
 _TRAIN_IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "imagenet": 1_281_167, "imagenet1k": 1_281_167}
 _AXES = ("mode", "cluster", "data_source", "model", "engine", "zero_stage", "precision", "micro_batch_size")
-_WHOLE = ("zero_stage", "micro_batch_size", "world_size")
+# Columns that name a case only where rows would pass for repeats of one another without them.
+_TELLS_APART = (
+    "precision",
+    "global_batch_size",
+    "grad_accum_steps",
+    "img_size",
+    "device",
+    "nodes",
+    "placement",
+    "data_fraction",
+    "train_images",
+    "optimizer",
+    "lr",
+    "lr_scaling",
+    "warmup_updates",
+)
+_WHOLE = (
+    "micro_batch_size",
+    "global_batch_size",
+    "grad_accum_steps",
+    "img_size",
+    "nodes",
+    "train_images",
+    "world_size",
+)
 _PRECISION = re.compile(r"\b(fp8|fp16|bf16|tf32|fp32|fp64)\b", re.IGNORECASE)
 _PHASES = {
     "data_wait": "data_wait_ms",
@@ -50,27 +74,54 @@ class Imported(NamedTuple):
 def import_records(path: Path, facts: Mapping[str, str] | None = None) -> Imported:
     """Read a table. facts: what its text says of all rows, such as {'precision': 'fp32'}."""
     table = read_table(path, facts or {})
-    varying = _varying(table.rows)
     repeats: Counter[str] = Counter()
     records = []
-    for row in table.rows:
-        axes = _axes(row, varying)
-        case = " ".join(f"{name}={value}" for name, value in axes.items())
+    for row, axes in zip(table.rows, _all_axes(table.rows), strict=True):
+        case = _name(axes)
         records.append(_record(row, path, axes, case, repeats[case]))
         repeats[case] += 1
     return Imported(tuple(records), table.unknown)
 
 
-def _varying(rows: tuple[Row, ...]) -> tuple[str, ...]:
-    return tuple(name for name in _AXES if len({row.text(name) for row in rows}) > 1)
+def _all_axes(rows: tuple[Row, ...]) -> list[dict[str, Scalar]]:
+    """The axes of each row. Rows with the same ones are repeats, so those that differ in what was run must not be."""
+    varying = tuple(name for name in _AXES if len({row.text(name) for row in rows}) > 1)
+    alike: dict[str, list[Row]] = {}
+    for row in rows:
+        alike.setdefault(_name(_axes(row, varying)), []).append(row)
+    apart = (
+        name for name in _TELLS_APART if any(len({_told(row, name) for row in same}) > 1 for same in alike.values())
+    )
+    names = tuple(dict.fromkeys((*varying, *apart)))
+    return [_axes(row, names) for row in rows]
 
 
-def _axes(row: Row, varying: tuple[str, ...]) -> dict[str, Scalar]:
-    axes: dict[str, Scalar] = {}
-    for name in (*varying, "world_size"):
-        if row.text(name) is not None:
-            axes[name] = row.whole(name) if name in _WHOLE else row.text(name)
-    return axes
+def _name(axes: Mapping[str, Scalar]) -> str:
+    return " ".join(f"{name}={value}" for name, value in axes.items())
+
+
+def _axes(row: Row, names: tuple[str, ...]) -> dict[str, Scalar]:
+    return {name: value for name in (*names, "world_size") if (value := _value(row, name)) is not None}
+
+
+def _value(row: Row, name: str) -> Scalar:
+    if name == "zero_stage":
+        return _stage(row)
+    return row.whole(name) if name in _WHOLE else _told(row, name)
+
+
+def _told(row: Row, name: str) -> str | None:
+    return _precision(row) if name == "precision" else row.text(name)
+
+
+def _precision(row: Row) -> str | None:
+    in_note = _PRECISION.search(row.text("note") or "")
+    return in_note[1].lower() if in_note else row.text("precision")
+
+
+def _stage(row: Row) -> int | None:
+    stage = row.number("zero_stage")
+    return None if stage is None else int(stage)
 
 
 def _record(row: Row, path: Path, axes: dict[str, Scalar], case: str, repeat: int) -> Record:
@@ -108,18 +159,17 @@ def _identity(row: Row) -> Identity:
         raise DataError(f"{row.where} has no number of devices")
     micro, accum = row.whole("micro_batch_size"), row.whole("grad_accum_steps")
     batch = row.whole("global_batch_size") or (micro * (accum or 1) * world_size if micro else None)
-    in_note = _PRECISION.search(row.text("note") or "")
     nodes = row.whole("nodes") or (world_size if row.text("placement") == "one GPU per node" else 1)
-    stage, warmup = row.number("zero_stage"), row.number("warmup_updates")
+    warmup = row.number("warmup_updates")
     return Identity(
         model=row.text("model"),
         img_size=row.whole("img_size"),
         engine=row.text("engine"),
-        zero_stage=None if stage is None else int(stage),
+        zero_stage=_stage(row),
         world_size=world_size,
         nodes=nodes,
         device_names=device_names(row.text("device"), world_size),
-        precision=in_note[1].lower() if in_note else row.text("precision"),
+        precision=_precision(row),
         micro_batch_size=micro,
         grad_accum_steps=accum,
         global_batch_size=batch,

@@ -116,7 +116,7 @@ class Measurement(_Part):
     warmup_step_time_s: tuple[float, ...] = ()
     step_time_s: tuple[float, ...] = ()
     images: tuple[int, ...] = Field((), description="images of each counted update, over all ranks")
-    losses: tuple[float, ...] = ()
+    losses: tuple[float, ...] = Field((), description="of every update, those of warm-up and trace included")
     data_wait_s: tuple[float, ...] = ()
     peak_allocated_bytes: tuple[int, ...] = Field((), description="by rank; device")
     peak_reserved_bytes: tuple[int, ...] = Field((), description="by rank; device")
@@ -133,7 +133,7 @@ class Measurement(_Part):
 
 
 class Point(_Part):
-    """One evaluation on the way. seconds: training time so far, evaluation and checkpoints left out."""
+    """One evaluation on the way. seconds: training time so far, evaluation, checkpoints and the profiler left out."""
 
     update: int
     images: int

@@ -130,6 +130,11 @@ def read_folder(folder: Path) -> tuple[tuple[Record, ...], int]:
     return read_records(file) if file.exists() else ((), 0)
 
 
+def keep_study(plan: Plan, folder: Path) -> None:
+    """Write the study's own file, by which the same command finds its folder again."""
+    write_atomically(folder / STUDY_FILE, dump_study(plan.study))
+
+
 def run_study(
     plan: Plan,
     folder: Path,
@@ -141,7 +146,7 @@ def run_study(
 
     Raises Stopped at SIGTERM and KeyboardInterrupt at Ctrl-C; the run that was going on then has no record.
     """
-    write_atomically(folder / STUDY_FILE, dump_study(plan.study))
+    keep_study(plan, folder)
     forecast, order = plan.forecast(), len(plan.records)
     with RecordStore(folder / RECORDS_FILE) as store:
         for case in plan.skipped:

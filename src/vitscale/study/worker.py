@@ -16,8 +16,10 @@ import torch
 
 from vitscale.config.decide import decide
 from vitscale.config.load import build_config
+from vitscale.config.run import RunConfig
 from vitscale.data.sources import VAL_IS_TEST
 from vitscale.distributed import environment_ranks, pick_device
+from vitscale.engine.graph import DDP_WARMUP
 from vitscale.errors import EXIT_OK
 from vitscale.estimate.communication import gradient_bytes
 from vitscale.launch.child import run_rank
@@ -36,14 +38,14 @@ def run_case(folder: Path) -> int:
     payload = load_payload(folder)
     rank, world_size, local_rank = environment_ranks()
     device = pick_device(payload["device"], local_rank)
-    environment = describe() if rank == 0 else None  # now: DeepSpeed sets variables that differ from case to case
+    environment = describe() if rank == 0 else {}  # now: DeepSpeed sets variables that differ from case to case
     measure = payload["measure"]
     config = build_config(payload["config"])
     meter = Meter(
         device,
         rank,
         world_size,
-        warmup=measure["warmup_updates"],
+        warmup=warm_up(measure["warmup_updates"], config),
         updates=measure["updates"],
         trace=measure["trace_updates"],
         gradient_bytes=gradient_bytes(config, decide(config, world_size=world_size, device_type=device.type)),
@@ -52,8 +54,7 @@ def run_case(folder: Path) -> int:
     if meter.total_updates is not None:  # what the trace needs besides is the meter's to say
         train_keys = config.train.model_copy(update={"max_updates": meter.total_updates})
         config = config.model_copy(update={"train": train_keys})
-    collector = Collector()
-    environment = describe() if rank == 0 else {}  # before DeepSpeed sets variables of its own
+    collector = Collector(meter.trained_s)
     with memory_limited(payload["memory_limit_gib"], device):
         train(
             config,
@@ -75,6 +76,11 @@ def run_case(folder: Path) -> int:
             },
         )
     return EXIT_OK
+
+
+def warm_up(asked: int, config: RunConfig) -> int:
+    """Updates that are not counted: at least until a whole-step graph has been captured, which takes seconds."""
+    return max(asked, DDP_WARMUP + 1) if config.performance.cuda_graph else asked
 
 
 def limit_memory(gib: float, device: torch.device) -> None:
@@ -139,9 +145,13 @@ class Watched:
 
 
 class Collector:
-    """An Observer that keeps losses and evaluations, with the images and the training time that they took."""
+    """An Observer that keeps losses and evaluations, with the images and the training time that they took.
 
-    def __init__(self) -> None:
+    trained_s: training time so far, by a clock that leaves out what measuring takes; without it the rows' own times.
+    """
+
+    def __init__(self, trained_s: Callable[[], float] | None = None) -> None:
+        self._trained_s = trained_s
         self.info: dict[str, Any] = {}
         self.losses: list[float] = []
         self.skipped = 0
@@ -162,7 +172,8 @@ class Collector:
             self._seconds += seconds
             self._images += round(row["images_per_s"] * seconds)
         elif row["kind"] == "eval":
-            point = {"update": row["update"], "images": self._images, "seconds": self._seconds}
+            seconds = self._seconds if self._trained_s is None else self._trained_s()
+            point = {"update": row["update"], "images": self._images, "seconds": seconds}
             self._points.append({**point, "accuracy": row["top1"], "loss": row["loss"]})
 
     def event(self, row: dict[str, Any]) -> None:
