@@ -221,6 +221,16 @@ def test_without_a_conclusion_a_run_ends_with_its_last_update(tmp_path: Path) ->
     assert session.heard.of("eval") == session.heard.of("checkpoint") == saved(tmp_path) == []
 
 
+def test_without_a_conclusion_a_stop_writes_nothing_and_says_so(tmp_path: Path) -> None:
+    def stop_at_3(window: int) -> None:
+        if window == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match=r"stopped at update 4 of 10; nothing was written"):
+        Session(tmp_path, conclude=False, on_window=stop_at_3).fit()
+    assert saved(tmp_path) == []
+
+
 def test_a_run_ends_at_the_evaluation_that_reaches_the_target(tmp_path: Path) -> None:
     target = {"train": {"epochs": 9, "target_top1": 0.15}, "eval": {"every_epochs": 1}}
     session = Session(tmp_path, **target)  # its top-1 is a hundredth of the update

@@ -63,6 +63,6 @@ class CheckFailed(VitscaleError):
 
 
 class Stopped(VitscaleError):
-    """Training stopped at a signal after it wrote a checkpoint; the same command resumes it."""
+    """Stopped at a signal, after a checkpoint where there is something to keep; the same command goes on."""
 
     exit_code = EXIT_STOPPED

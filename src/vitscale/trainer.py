@@ -84,7 +84,7 @@ class Trainer:
         recorder: Recorder = NULL,
         conclude: bool = True,
     ) -> None:
-        """conclude: whether the end of training is evaluated and written as a checkpoint."""
+        """conclude: whether the end of training is evaluated and written as a checkpoint, and a stop written, too."""
         self.engine, self.loader, self.plan, self.state = engine, loader, plan, state
         self.config, self.world, self.run = config, world, run
         self.evaluate, self.observers, self.recorder, self.conclude = evaluate, observers, recorder, conclude
@@ -96,7 +96,8 @@ class Trainer:
     def fit(self) -> TrainState:
         """Train from where the state says to the end of the plan, or until an evaluation reaches the target.
 
-        Raises Stopped after a checkpoint at SIGTERM, NonFiniteLoss if the loss stays non-finite.
+        Raises Stopped at SIGTERM, after a checkpoint if the run is to be concluded; NonFiniteLoss if the loss stays
+        non-finite.
         """
         stop = StopRequest(self.world)
         try:
@@ -241,6 +242,11 @@ class Trainer:
         return path is not None
 
     def _stop(self) -> None:
+        if not self.conclude:  # a measurement, of which nothing is kept
+            raise Stopped(
+                f"stopped at update {self.state.update} of {self.plan.total_updates}; nothing was written, and the "
+                "same command begins anew"
+            )
         written = "after a checkpoint" if self._checkpoint() else "without a checkpoint, since a weight is not finite"
         raise Stopped(
             f"stopped at update {self.state.update} of {self.plan.total_updates} {written}; "

@@ -123,7 +123,7 @@ def test_a_case_that_broke_is_named() -> None:
     a = study(random.Random(9), cases=2)
     b = [r.model_copy(update={"outcome": "oom"}) if r.case == "micro_batch_size=17" else r for r in a]
     found = compare(a, b)
-    assert found.broken == ("micro_batch_size=17",)
+    assert found.broken == (("micro_batch_size=17", "3 of 3 runs of B did not end ok (oom)"),)
     assert "no run of B ended ok" in (found.differences[1].reason or "")
     assert found.differences[1].ratio is None
 
@@ -213,3 +213,33 @@ def test_every_run_must_be_equal_and_not_the_first_alone() -> None:
     for one, other in ((a, b), (b, a)):
         with pytest.raises(CompareError, match="driver"):
             compare(one, other)
+
+
+def test_cases_and_runs_that_b_lacks_are_broken_unless_they_may_be_missing() -> None:
+    a = study(random.Random(10), cases=3)
+    absent = [r for r in a if r.case != "micro_batch_size=17"]
+    assert compare(a, absent).broken == (("micro_batch_size=17", "absent in B"),)
+    fewer = [r for r in a if (r.case, r.repeat) != ("micro_batch_size=18", 2)]
+    assert compare(a, fewer).broken == (("micro_batch_size=18", "2 runs of B ended ok, 3 of A"),)
+    for less in (absent, fewer):
+        assert compare(a, less, allow_missing=True).broken == ()
+        assert compare(less, a).broken == ()
+
+
+def test_a_case_that_lost_a_repeat_is_broken_whatever_may_be_missing() -> None:
+    a = study(random.Random(11), cases=1)
+    b = [r.model_copy(update={"outcome": "timeout"}) if r.repeat == 1 else r for r in a]
+    for allow_missing in (False, True):
+        (found,) = compare(a, b, allow_missing=allow_missing).broken
+        assert found.why == "1 of 3 runs of B did not end ok (timeout)"
+    assert compare(b, b).broken == ()
+
+
+def test_identical_runs_are_not_compared() -> None:
+    a, b = ([record(repeat=r, steps=[time] * 5) for r in range(3)] for time in (0.1, 0.101))
+    (row,) = compare(a, b).differences
+    assert (row.verdict, row.p_value, row.smallest_seen) == ("not compared", None, None)
+    assert row.ratio is not None
+    assert row.ratio.value == pytest.approx(1.01)
+    assert row.ratio.low is None
+    assert "same figure" in (row.reason or "")

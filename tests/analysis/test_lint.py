@@ -119,6 +119,16 @@ FAULTS: dict[str, tuple[Callable[[], list[Record]], str, str]] = {
         "warning",
         "1 case: up to 10 ms of an update of 100 ms",
     ),
+    "unlike-devices": (
+        lambda: [record({"engine": e}, identity={"device_names": (d,)}) for e, d in (("ddp", "T4"), ("fsdp2", "A100"))],
+        "error",
+        "the study mixes devices (1 run on T4 and 1 run on A100)",
+    ),
+    "unlike-repeats": (
+        lambda: [record(repeat=r, identity={"precision": p}) for r, p in enumerate(("fp32", "bf16"))],
+        "error",
+        "the repeats of 1 case were not the same work (precisions: fp32 and bf16 in world_size=1)",
+    ),
     "single-run": (lambda: [record({"world_size": 1})], "warning", "1 of 1 case ran once"),
     "mixed-precision": (
         lambda: [

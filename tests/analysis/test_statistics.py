@@ -51,11 +51,9 @@ def test_zeros_have_an_interval_too() -> None:
 
 def test_equal_runs_give_a_point_and_no_division_by_zero() -> None:
     same = welch([2.0, 2.0, 2.0], [2.0, 2.0])
-    assert same.interval() == (1.0, 1.0, 1.0)
+    assert same.interval() == (1.0, None, None)
     assert same.p_value() == 1.0
-    assert same.smallest_seen() == 0.0
-    other = welch([2.2, 2.2], [2.0, 2.0])
-    assert other.p_value() == 0.0
+    assert same.smallest_seen() == math.inf
 
 
 def test_welch_agrees_with_scipy() -> None:
@@ -123,3 +121,11 @@ def test_spread_and_drift_of_a_run() -> None:
     assert relative_spread([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]) == pytest.approx(4 / 4.5 * 0.75, rel=0.2)
     assert drift([1.0] * 10 + [1.1] * 10) == pytest.approx(0.1)
     assert drift([1.0]) == 0
+
+
+def test_runs_without_any_spread_are_no_certainty() -> None:
+    found = welch([1.1, 1.1], [1.0, 1.0])
+    assert found.identical
+    assert found.p_value() == 1
+    assert found.interval() == (1.1, None, None)
+    assert not welch([1.1, 1.1], [1.0, 1.01]).identical

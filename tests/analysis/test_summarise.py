@@ -190,3 +190,9 @@ def test_a_part_that_grows_more_than_the_whole_is_not_called_a_share_of_it() -> 
         for i in range(3)
     ]
     assert (summarise(made).series[0].limit or "").endswith("backward 30 ms, less what other parts gain")
+
+
+def test_repeats_without_any_spread_give_no_noise_floor() -> None:
+    made = summarise([record({"world_size": n}, repeat=r, steps=[0.1] * 10) for n in (1, 2) for r in range(3)])
+    assert made.noise_floor is None
+    assert "too small to tell" in (made.noise_note or "")

@@ -188,7 +188,7 @@ CASES = [
     Case("", "a.png cannot be decoded (it is no image", text("pictures/a.png", b"no"), "predict run pictures"),
     Case("", "gone is neither an image file nor a folder", command="predict run gone"),
     # --- verify and the rest
-    Case("", "--engine ddpp is unknown; choose from ddp, fsdp2, ", command="verify --engine ddpp"),
+    Case("", "--engine ddpp is unknown; choose from single, ddp, fsdp2, ", command="verify --engine ddpp"),
     Case("", "model.img_size=8 is not a multiple of the patch size 3", command="verify model.patch_size=3"),
     Case("", "--device cuda: torch sees no CUDA device here", command="verify --device cuda"),
     Case("", "--out afile is a file; name a folder", text("afile", ""), "verify --out afile"),

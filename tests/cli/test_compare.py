@@ -120,3 +120,16 @@ def test_cases_that_could_not_be_checked_are_counted_and_names_cannot_steer_a_te
     assert done.returncode == 0, done.stderr
     assert "not compared, so not checked: 1 of 6 comparisons" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_what_b_lacks_fails_the_check_unless_it_may_be_missing(vitscale, tmp_path: Path):
+    a, b = study(tmp_path / "a"), study(tmp_path / "b")
+    lines = (tmp_path / "b" / "records.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "b" / "records.jsonl").write_text("".join(lines[:12]))
+    done = vitscale("compare", a, b, "--fail-if-slower", "5%")
+    assert done.returncode == 1
+    assert "broken: engine=fsdp2 world_size=2: absent in B" in done.stdout
+    assert vitscale("compare", a, b, "--fail-if-slower", "5%", "--allow-missing").returncode == 0
+    alone = vitscale("compare", a, b, "--allow-missing")
+    assert alone.returncode == 2
+    assert "--allow-missing belongs to --fail-if-slower" in alone.stderr

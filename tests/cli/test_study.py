@@ -63,6 +63,16 @@ def test_a_dry_run_estimates_from_the_folders_own_records(folder: Path, capsys: 
     assert "about 0:0" in out
 
 
+def test_a_name_of_several_words_is_a_safe_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr("vitscale.study.study.check_study_folder", lambda out, *_, **__: asked.append(out))
+    for name in ("../our two/H200s a:b", ".."):
+        assert main.run(["study", "mine.yaml", f"name={name}", "--dry-run", "--device", "cpu"]) == 0
+    assert asked == [Path("runs/our-two-H200s-a-b"), Path("runs/study")]
+
+
 def test_a_dry_run_says_what_data_is_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert study("published-strong --dry-run --device cpu") == 0
     assert "note: it could not begin: data.root=data does not exist" in capsys.readouterr().out

@@ -70,4 +70,4 @@ def test_below_fp32_the_floor_is_the_bound(tmp_path: Path) -> None:
 def test_an_engine_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     code, _, text = run_verify(tmp_path, "--engine", "horovod")
     assert code == 2
-    assert "--engine horovod is unknown; choose from ddp" in text
+    assert "--engine horovod is unknown; choose from single, ddp" in text

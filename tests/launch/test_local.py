@@ -134,6 +134,35 @@ def test_wait_gives_up_and_terminate_ends(tmp_path: Path) -> None:
         assert "_sleep_for_ever" in (tmp_path / "logs" / f"rank{rank}.stderr").read_text()
 
 
+def test_a_rank_that_no_signal_ends_is_left_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "KILL_WAIT_S", 0.3)
+    group = start(tmp_path, "hangs_in_a_place")
+    deaf = group.ranks[1]
+    real = deaf.process
+    try:
+        wait_until(lambda: group.wait(0.5) is False)
+
+        class Unkillable:
+            """As a process looks that sleeps inside a driver's call."""
+
+            pid = 2**22 + 1  # no process has it
+
+            def poll(self) -> None: ...
+
+            def send_signal(self, _: int) -> None: ...
+
+        monkeypatch.setattr(deaf, "process", Unkillable())
+        began = time.monotonic()
+        group.terminate(grace_s=0.2)
+        assert [rank.number for rank in group.unended] == [1]
+        group.close()
+        assert time.monotonic() - began < 10
+    finally:
+        os.killpg(real.pid, signal.SIGKILL)
+        real.wait()
+        group.close()
+
+
 def test_a_rank_that_hangs_in_teardown_is_ended_and_counts_as_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

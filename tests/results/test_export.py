@@ -16,6 +16,7 @@ from vitscale.results.export import export_records
 from vitscale.results.record import (
     Attribution,
     Cause,
+    DeviceState,
     EpochTimes,
     Identity,
     Learning,
@@ -118,3 +119,58 @@ def test_text_that_a_spreadsheet_would_run_gets_an_apostrophe(tmp_path: Path) ->
     export_records([made], tmp_path / "t.csv")
     (row,) = csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text()))
     assert (row["study"], row["case"], row["cause"]) == ("'=1+1", "' @x", "'-2")
+
+
+def test_everything_that_a_record_knows_is_exported(tmp_path: Path) -> None:
+    made = Record(
+        study="s",
+        case="full",
+        mode="strong",
+        fixed="per_device",
+        order=7,
+        outcome="error",
+        cause=Cause(sentence="dead", rank=3, exit_code=137),
+        identity=Identity(world_size=2, global_batch_size=32),
+        measurement=Measurement(
+            step_time_s=(0.1, 0.2, 0.4),
+            flops_per_image=1e9,
+            peak_flops=2e12,
+            recompiles=2,
+            skipped_updates=1,
+            attribution=Attribution(updates=10, seconds={"step": 0.05}),
+            device_state=(
+                DeviceState(energy_j=10.0, power_w=300.0, sm_clock_mhz=1900, memory_clock_mhz=2600, throttled=False),
+                DeviceState(energy_j=12.0, power_w=320.0, sm_clock_mhz=1980, temperature_c=60, throttled=True),
+            ),
+        ),
+        learning=Learning(split="val", target=0.9, points=(Point(update=1, images=32, seconds=0.5, accuracy=0.2),)),
+        epoch_times=EpochTimes(mean_s=7, min_s=6.5, max_s=8, epochs=4, includes_warmup=True),
+        notes=("one", "two"),
+    )
+    expected = {
+        "fixed": "per_device", "order": 7, "rank": 3, "exit_code": 137, "images_per_s": 160.0, "flops_per_image": 1e9,
+        "peak_flops": 2e12, "recompiles": 2, "skipped_updates": 1, "traced_step_s": 0.05, "energy_j": 22.0,
+        "power_w": 310.0, "sm_clock_mhz": 1940.0, "memory_clock_mhz": 2600.0, "temperature_c": 60.0, "throttled": True,
+        "target": 0.9, "epoch_time_min_s": 6.5, "epoch_time_max_s": 8.0, "epochs": 4, "epochs_include_warmup": True,
+        "notes": "one; two",
+    }  # fmt: skip
+    export_records([made], tmp_path / "f.parquet")
+    (row,) = pq.read_table(tmp_path / "f.parquet").to_pylist()
+    assert {name: row[name] for name in expected} == expected
+    point = {"update": 1, "images": 32, "seconds": 0.5, "accuracy": 0.2, "loss": None}
+    assert json.loads(row["learning_points"]) == [point]
+    export_records([made], tmp_path / "f.csv")
+    (text,) = csv.DictReader(io.StringIO((tmp_path / "f.csv").read_text()))
+    assert {name: text[name] for name in expected} == {name: str(value) for name, value in expected.items()}
+    assert json.loads(text["learning_points"]) == [point]
+
+
+def test_a_table_of_epochs_has_images_per_s_as_its_report_has(tmp_path: Path) -> None:
+    made = Record(
+        study="s", case="e", identity=Identity(world_size=1, train_images=700), epoch_times=EpochTimes(mean_s=7)
+    )
+    export_records([made], tmp_path / "e.csv")
+    (row,) = csv.DictReader(io.StringIO((tmp_path / "e.csv").read_text()))
+    assert row["images_per_s"] == "100.0"
+    export_records([made], tmp_path / "e.log")
+    assert '"throughput": 100.0' in (tmp_path / "e.log").read_text()

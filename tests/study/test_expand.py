@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from vitscale.config.run import DataConfig
 from vitscale.config.study import StudyConfig
+from vitscale.data.sources import open_splits
 from vitscale.errors import ConfigError
-from vitscale.study.expand import Case, check_count, config_hash, expand, running_order
+from vitscale.study.expand import Case, check_count, config_hash, expand, running_order, train_images
 
 BASE: dict[str, Any] = {
     "model": {"name": "vit_tiny_patch16_224", "img_size": 8, "patch_size": 2, "in_chans": 1},
@@ -236,3 +238,19 @@ def test_repeats_share_a_seed_unless_accuracy_is_looked_at() -> None:
     assert config_hash(case.config_of(2, vary_seed=True)) == config_hash(case.config)
     other = only(study(axes={"micro_batch_size": [8]}))
     assert config_hash(other.config) != config_hash(case.config)
+
+
+def test_weak_scaling_that_asks_for_more_images_than_there_are_is_refused() -> None:
+    keys = {"mode": "weak", "measure": {"epochs": 2}, "axes": {"world_size": [1, 2]}}
+    assert len(expand(study(images_per_device=719, **keys)).cases) == 2
+    with pytest.raises(ConfigError, match=r"images_per_device=720 x world_size=2 asks for 1,440 .* digits has 1,438"):
+        expand(study(images_per_device=720, **keys))
+    unknown = {**BASE, "data": {"source": "npz", "root": "a.npz"}}  # the run says it, in a note
+    assert len(expand(study(base=unknown, images_per_device=720, **keys)).cases) == 2
+
+
+def test_the_sizes_that_planning_knows_are_those_of_the_sources() -> None:
+    for data in (DataConfig(), DataConfig(source="synthetic", synthetic_size=77)):
+        splits = open_splits(data, img_size=8, in_chans=1, num_classes=None, seed=0)
+        assert train_images(data) == len(splits.train)
+    assert train_images(DataConfig(val_fraction=0.1)) is None

@@ -8,7 +8,7 @@ import pytest
 
 import vitscale.study.machine as machine_module
 from vitscale.config.study import StudyConfig
-from vitscale.errors import DeviceError
+from vitscale.errors import DeviceError, RunFolderError
 from vitscale.launch.probe import NO_DEVICES, DeviceFacts
 from vitscale.results.record import Identity, Record
 from vitscale.study.expand import Case, expand
@@ -60,6 +60,35 @@ def test_threads_follow_the_largest_case_that_runs(monkeypatch: pytest.MonkeyPat
     assert CPU.threads(sizes) is None
 
 
+def ran(threads: int | None, device_type: Any = "cpu", **keys: Any) -> Record:
+    environment = None if threads is None else {"variables": {}, "torch_threads": {"intra_op": threads}}
+    identity = Identity(world_size=1, device_type=device_type)
+    return Record(study="s", case="c", identity=identity, environment=environment, **keys)
+
+
+def test_what_is_added_to_a_folder_has_the_threads_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    eight, few, many = Machine("cpu", NO_DEVICES, 8), cases(world_size=[1, 2]), cases(world_size=[1, 2, 4])
+    assert eight.threads_as_before(few, []) == 4
+    assert eight.threads_as_before(few, [ran(None), ran(2)]) == 2  # a narrower axis must not give more
+    with pytest.raises(RunFolderError, match=r"world_size=4 leaves 2 threads per process on 8 cores.*made with 4:"):
+        eight.threads_as_before(many, [ran(4)])
+    told = ran(4).model_copy(update={"environment": {"variables": {"OMP_NUM_THREADS": "2"}}})
+    assert eight.threads_as_before(many, [told]) == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert eight.threads_as_before(many, [told]) is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    with pytest.raises(RunFolderError, match="made with 2 threads per process, and OMP_NUM_THREADS=3"):
+        eight.threads_as_before(many, [told])
+
+
+def test_a_folder_holds_one_kind_of_device() -> None:
+    two = cases(world_size=[1, 2])
+    with pytest.raises(RunFolderError, match="holds records of cpu runs, and this study would run on cuda"):
+        GPU.threads_as_before(two, [ran(None, outcome="error")])
+    assert GPU.threads_as_before(two, [ran(None, outcome="skipped"), ran(16, "cuda")]) is None
+
+
 def test_the_record_says_what_shared_cores_mean() -> None:
     two, four = cases(world_size=[2, 4])
     assert CPU.notes(two, 1) == ("1 thread per process",)
@@ -104,6 +133,19 @@ def test_a_case_that_has_run_takes_as_long_as_it_did() -> None:
     assert forecast.seconds(both[0]) == 12.0
     # The other is guessed to be off by as much as the first was.
     assert forecast.seconds(both[1]) == pytest.approx(guesses[1] * 12.0 / guesses[0])
+
+
+def test_a_run_that_failed_early_teaches_no_length() -> None:
+    config = study(axes={"micro_batch_size": [8, 16]})
+    first = expand(config, "cpu").cases[0]
+    forecast = Forecast(config, CPU, [first])
+    guess = forecast.seconds(first)
+    for outcome in ("error", "oom"):
+        forecast.add(record(first.name, 0.5).model_copy(update={"outcome": outcome}))
+    assert not forecast.measured
+    assert forecast.seconds(first) == guess
+    forecast.add(record(first.name, 1800.0).model_copy(update={"outcome": "timeout"}))
+    assert forecast.seconds(first) == 1800.0
 
 
 def test_guesses_grow_with_the_work() -> None:

@@ -22,10 +22,19 @@ RESULT: dict[str, Any] = {
 }
 
 
-def made(outcome: Outcome, *, names: tuple[str, ...] = ("NVIDIA H200",) * 2, **base: Any) -> Record:
+def made(
+    outcome: Outcome, *, names: tuple[str, ...] = ("NVIDIA H200",) * 2, each: int | None = None, **base: Any
+) -> Record:
     tree = {"model": {"num_classes": 10}, "train": {"micro_batch_size": 64}, "precision": {"compute": "bf16"}, **base}
     study = StudyConfig.model_validate(
-        {"base": tree, "measure": {"updates": 20}, "axes": {"world_size": [2]}, "mode": "weak", "name": "s"}
+        {
+            "base": tree,
+            "measure": {"updates": 20},
+            "axes": {"world_size": [2]},
+            "mode": "weak",
+            "name": "s",
+            "images_per_device": each,
+        }
     )
     facts = DeviceFacts(len(names), names, (10**11,) * len(names), bf16=True, mps=False, rocm=False, torch_cuda="13")
     (case,) = expand(study, "cuda").cases
@@ -83,3 +92,16 @@ def test_a_skipped_case_took_no_time() -> None:
     assert (record.outcome, record.seconds) == ("skipped", None)
     assert record.cause is not None
     assert record.cause.sentence == "needs 4 GPUs"
+
+
+def test_what_the_run_said_of_itself_reaches_the_record() -> None:
+    result = {**RESULT, "info": {"train_images": 5, "notes": ["data.train_limit=8 changes nothing"]}}
+    assert made(Outcome("ok", 0, result=result)).notes == ("a note", "data.train_limit=8 changes nothing")
+
+
+def test_weak_scaling_over_fewer_images_than_asked_for_says_so() -> None:
+    files = {"source": "npz", "root": "a.npz"}
+    notes = made(Outcome("ok", 0, result=RESULT), each=4, data=files).notes
+    assert "asks for 4 images per device, 8 in all, and the run had 5" in notes[1]
+    result = {**RESULT, "info": {"train_images": 8}}
+    assert made(Outcome("ok", 0, result=result), each=4, data=files).notes == ("a note",)

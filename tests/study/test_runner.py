@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 import vitscale.study.runner as runner
 from vitscale.errors import ConfigError, Stopped
+from vitscale.launch.local import Group
 from vitscale.study.case import Job, Outcome, load_payload, load_result, save_payload, save_result
 
 HERE = Path(__file__).parent
@@ -119,3 +121,10 @@ def test_the_parent_loads_no_torch() -> None:
     code = "import sys, vitscale.study.runner, vitscale.study.case; sys.exit('torch' in sys.modules)"
     environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
     assert subprocess.run([sys.executable, "-c", code], env=environ, check=False).returncode == 0
+
+
+def test_a_process_that_could_not_be_ended_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Group, "unended", property(lambda group: group.ranks[1:]))
+    (outcome,) = run(tmp_path, job(nproc=2, hang_rank=0, timeout_s=1.0))
+    assert outcome.kind == "timeout"
+    assert re.search(r"; rank 1 \(process \d+\) could not be ended", str(outcome.sentence))

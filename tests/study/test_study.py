@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import vitscale.study.study as parent
-from vitscale.config.study import StudyConfig, dump_study
+from vitscale.config.study import StudyConfig, dump_study, load_study, studies
 from vitscale.errors import ConfigError, RunFolderError
-from vitscale.launch.probe import NO_DEVICES
+from vitscale.launch.probe import NO_DEVICES, DeviceFacts
 from vitscale.results.record import RECORDS_FILE, Record
 from vitscale.results.records import read_records
 from vitscale.study.machine import Machine
@@ -310,6 +310,44 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_study_of_which_nothing_can_run_here_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no case of this study can run here: world_size=99 needs 99 processes"):
         plan_study(study(axes={"world_size": [99]}), MACHINE)
+
+
+def test_too_few_gpus_for_every_case_point_at_the_cpu() -> None:
+    one = DeviceFacts(1, ("NVIDIA H200",), (10**11,), bf16=True, mps=False, rocm=False, torch_cuda="13")
+    with pytest.raises(ConfigError, match="world_size=2 needs 2 GPUs, and this machine shows 1; give --device cpu"):
+        plan_study(study(axes={"world_size": [2, 4]}), Machine("cuda", one, 8))
+    with pytest.raises(ConfigError, match=r"usable cores$"):
+        plan_study(study(axes={"world_size": [99]}), MACHINE)
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in studies() if recipe.name != "digits-demo"])
+def test_a_quick_study_runs_on_one_gpu_and_counts_enough(name: str) -> None:
+    one = DeviceFacts(1, ("NVIDIA H200",), (10**11,), bf16=True, mps=False, rocm=False, torch_cuda="13")
+    for machine in (Machine("cuda", one, 8), MACHINE):
+        assert not [note for note in plan_study(load_study(name, quick=True), machine).notes if "say little" in note]
+
+
+def test_epochs_that_leave_few_counted_updates_are_warned_of() -> None:
+    def warned(**measure: Any) -> tuple[str, ...]:
+        return plan_study(study(axes={"micro_batch_size": [16, 360]}, measure=measure), MACHINE).notes
+
+    (note,) = warned(epochs=5, warmup_updates=1)  # of 360 there are 4 updates an epoch
+    assert note.startswith("micro_batch_size=360 counts 19 updates at most, and fewer than 20 say little")
+    assert warned(epochs=5, warmup_updates=0) == ()
+    grouped = study(axes={"world_size": [2]}, base={**BASE, "train": {"micro_batch_size": 180}}, measure={"epochs": 8})
+    assert "counts 10 updates" in plan_study(grouped, MACHINE).notes[0]  # 32, without warm-up and trace
+
+
+def test_a_study_of_another_kind_of_device_is_refused_in_the_folder_unless_all_is_done(
+    tmp_path: Path, log: Path
+) -> None:
+    config = study(axes={"world_size": [1]}, repeats=1)
+    records = run(tmp_path / "study", config)
+    one = DeviceFacts(1, ("NVIDIA H200",), (10**11,), bf16=True, mps=False, rocm=False, torch_cuda="13")
+    gpu = Machine("cuda", one, 8)
+    assert plan_study(config, gpu, records).todo == ()
+    with pytest.raises(RunFolderError, match="holds records of cpu runs"):
+        plan_study(config.model_copy(update={"repeats": 2}), gpu, records)
 
 
 def test_processes_on_a_cpu_have_equally_many_threads_in_all_cases(

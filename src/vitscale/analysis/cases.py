@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from vitscale.analysis.statistics import median_interval
 from vitscale.analysis.summary import CaseSummary, Interval
+from vitscale.results.rates import images_per_s, pace, step_time_s
 from vitscale.results.record import Attribution, DeviceState, Identity, Learning, Measurement, Point, Record
 
 MAX_POINTS = 200
@@ -61,32 +62,6 @@ def group(records: Iterable[Record]) -> tuple[Case, ...]:
     for record in records:
         by_name.setdefault(record.case, []).append(record)
     return tuple(Case(name, tuple(sorted(found, key=lambda r: r.repeat))) for name, found in by_name.items())
-
-
-def step_time_s(record: Record) -> float | None:
-    """The median of the counted updates of one run."""
-    steps = record.measurement.step_time_s if record.measurement else ()
-    middle = median(steps) if steps else 0.0
-    return middle if middle > 0 else None
-
-
-def pace(record: Record) -> float | None:
-    """Step time, or the mean time of an epoch where there are no steps."""
-    if (step := step_time_s(record)) is not None:
-        return step
-    return record.epoch_times.mean_s if record.epoch_times and record.epoch_times.mean_s > 0 else None
-
-
-def images_per_s(record: Record) -> float | None:
-    """The median over updates of images by seconds; from the time of an epoch where there are no steps."""
-    steps = record.measurement.step_time_s if record.measurement else ()
-    if steps and record.measurement:
-        images = record.measurement.images or ((record.identity.global_batch_size,) * len(steps))
-        pairs = [count / step for count, step in zip(images, steps, strict=False) if count and step > 0]
-        return median(pairs) if pairs else None
-    if record.epoch_times and record.epoch_times.mean_s > 0 and record.identity.train_images:
-        return record.identity.train_images / record.epoch_times.mean_s
-    return None
 
 
 def summarise_case(case: Case) -> CaseSummary:

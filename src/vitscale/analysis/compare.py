@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vitscale.analysis.cases import Case, group
 from vitscale.analysis.environments import treatment, unequal
 from vitscale.analysis.moderation import STRICTER, moderated
 from vitscale.analysis.phrases import count, some
 from vitscale.analysis.statistics import ALPHA, Contrast, joint, ratio_interval, welch
-from vitscale.analysis.summary import Difference
+from vitscale.analysis.summary import Difference, Interval
 from vitscale.errors import CompareError
 from vitscale.results.record import Record
 from vitscale.results.records import latest
@@ -25,17 +25,30 @@ from vitscale.results.records import latest
 ALL_CASES = "all cases together"
 
 
+class Broken(NamedTuple):
+    """A case that ended ok in A and lost runs in B."""
+
+    case: str
+    why: str
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """What came of it. broken: cases that ended ok in A and not in B. notes: what else differs, in sentences."""
+    """What came of it. broken: what ended ok in A and not in B, or is absent there. notes: what else differs."""
 
     differences: tuple[Difference, ...]
-    broken: tuple[str, ...]
+    broken: tuple[Broken, ...]
     notes: tuple[str, ...]
 
 
-def compare(a_records: Sequence[Record], b_records: Sequence[Record], *, allow_different: bool = False) -> Comparison:
-    """Compare the cases that have the same name in both; B's time by A's."""
+def compare(
+    a_records: Sequence[Record],
+    b_records: Sequence[Record],
+    *,
+    allow_different: bool = False,
+    allow_missing: bool = False,
+) -> Comparison:
+    """Compare the cases that have the same name in both; B's time by A's. allow_missing: what B lacks is not broken."""
     a = {case.name: case for case in group(latest(a_records))}
     b = {case.name: case for case in group(latest(b_records))}
     shared = [name for name in a if name in b]
@@ -49,9 +62,28 @@ def compare(a_records: Sequence[Record], b_records: Sequence[Record], *, allow_d
     notes = [f"A and B are unequal in {some(differing, 8)}"] if differing else []
     return Comparison(
         _differences([(a[name], b[name]) for name in shared]),
-        tuple(name for name in shared if a[name].ok and not b[name].ok),
+        tuple(
+            Broken(name, why)
+            for name, case in a.items()
+            if (why := _broken(case, b.get(name), allow_missing)) is not None
+        ),
         (*notes, *_notes(a, b, shared)),
     )
+
+
+def _broken(a: Case, b: Case | None, allow_missing: bool) -> str | None:
+    """Why B's case is worse off than A's, not counting its speed."""
+    if not a.ok:
+        return None
+    if b is None:
+        return None if allow_missing else "absent in B"
+    failed = [record for record in b.records if record.outcome != "ok"]
+    if failed and (not b.ok or len(failed) > len(a.records) - len(a.ok)):
+        kinds = some(dict.fromkeys(record.outcome for record in failed))
+        return f"{len(failed)} of {count(len(b.records), 'run')} of B did not end ok ({kinds})"
+    if len(b.ok) < len(a.ok) and not allow_missing:
+        return f"{count(len(b.ok), 'run')} of B ended ok, {len(a.ok)} of A"
+    return None
 
 
 def _differing(pairs: Sequence[tuple[Case, Case]]) -> list[str]:
@@ -89,13 +121,15 @@ def _differences(pairs: Sequence[tuple[Case, Case]]) -> tuple[Difference, ...]:
     shared = moderated(list(runs.values()))
     judged = alone if shared is None else dict(zip(runs, shared, strict=True))
     # Bonferroni: as many comparisons as rows, the last row included.
-    correction = (len(runs) + (len(runs) > 1)) * (1.0 if shared is None else STRICTER)
+    judged = {name: found for name, found in judged.items() if not found.identical}
+    correction = (len(judged) + (len(judged) > 1)) * (1.0 if shared is None else STRICTER)
     rows = [
         _judged(one.name, judged[one.name], correction) if one.name in judged else _not_compared(one, other)
         for one, other in pairs
     ]
-    if len(runs) > 1:
-        rows.append(_judged(ALL_CASES, joint(list(alone.values())), correction))
+    together = joint([alone[name] for name in judged]) if len(judged) > 1 else None
+    if together and not together.identical:
+        rows.append(_judged(ALL_CASES, together, correction))
     return tuple(rows)
 
 
@@ -135,6 +169,9 @@ def _not_compared(a: Case, b: Case) -> Difference:
     if nothing is not None:
         return Difference(a.name, None, None, "not compared", None, nothing)
     ratio = ratio_interval(a.rates, b.rates) if a.rates and b.rates else ratio_interval(b.times, a.times)
+    if min(runs) > 1:
+        reason = "all runs of a side gave the same figure, so they are no measure of noise, or copies of one run"
+        return Difference(a.name, Interval(ratio.value), None, "not compared", None, reason)
     ran = "one run each" if runs == (1, 1) else f"{count(runs[0], 'run')} of A, {count(runs[1], 'run')} of B"
     reason = f"{ran}: without repeats on both sides nobody knows what noise does"
     return Difference(a.name, ratio, None, "not compared", None, reason)

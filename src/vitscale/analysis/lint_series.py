@@ -13,6 +13,7 @@ from vitscale.analysis.summary import Finding, ScalingPoint, ScalingSeries
 _SAME_WORK_SPREAD = 0.05
 _HIDDEN = 0.1  # of the time in collectives; less than this hidden is none
 _SEEN = 0.02  # of an update; exposed communication below this is not worth a word
+_LINEAR = 1 + 1e-9  # efficiencies up to here are linear: the rest is rounding
 
 
 def baseline_data(study: Study) -> Iterator[Finding]:
@@ -60,21 +61,21 @@ def mixed_devices(study: Study) -> Iterator[Finding]:
 
 def super_linear(study: Study) -> Iterator[Finding]:
     """Speed-up above the number of devices: noise until shown otherwise."""
-    points = [(series, point) for series in study.series for point in series.points if point.efficiency.value > 1]
+    points = [(series, point) for series in study.series for point in series.points if point.efficiency.value > _LINEAR]
     single = [(s, p) for s, p in points if p.efficiency.low is None]
     if single:
         sentence = (
-            f"{count(len(single), 'point')} above linear speed-up, each from single runs ({_worst(single)}): without "
-            "repeats that is noise, or a baseline that was slow by chance"
+            f"{count(len(single), 'point')} above linear speed-up, {_without_interval(study, single)} "
+            f"({_worst(single)}): without repeats that is noise, or a baseline that was slow by chance"
         )
         yield Finding("super-linear", "warning", sentence, tuple(point.case for _, point in single))
-    within = [(s, p) for s, p in points if p.efficiency.low is not None and p.efficiency.low <= 1]
+    within = [(s, p) for s, p in points if p.efficiency.low is not None and p.efficiency.low <= _LINEAR]
     if within:
         sentence = (
             f"{count(len(within), 'point')} above linear speed-up, within noise ({_worst(within)}): read them as linear"
         )
         yield Finding("super-linear", "note", sentence, tuple(point.case for _, point in within))
-    beyond = [(s, p) for s, p in points if p.efficiency.low is not None and p.efficiency.low > 1]
+    beyond = [(s, p) for s, p in points if p.efficiency.low is not None and p.efficiency.low > _LINEAR]
     if beyond:
         sentence = (
             f"{count(len(beyond), 'point')} above linear speed-up, beyond noise ({_worst(beyond)}): the baseline does "
@@ -182,6 +183,16 @@ def _machine(case: Case) -> object:
     """The CPU's model stands for the machine: hosts of one kind may differ in name only."""
     cpu = (case.first.environment or {}).get("cpu") or {}
     return cpu.get("model") if isinstance(cpu, dict) else None
+
+
+def _without_interval(study: Study, points: list[tuple[ScalingSeries, ScalingPoint]]) -> str:
+    """Why these points have no interval: who ran once, they or their baseline."""
+    runs = {case.name: len(case.rates) for case in study.cases}
+    if all(runs[point.case] == 1 for _, point in points):
+        return "each from single runs" if all(runs[s.baseline] == 1 for s, _ in points) else "which ran once"
+    if all(runs[series.baseline] == 1 for series, _ in points):
+        return "beside a baseline that ran once"
+    return "with single or identical runs on one side"
 
 
 def _worst(points: list[tuple[ScalingSeries, ScalingPoint]]) -> str:

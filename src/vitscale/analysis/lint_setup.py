@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from statistics import fmean
 
-from vitscale.analysis.cases import Case, pace
+from vitscale.analysis.cases import Case
 from vitscale.analysis.environments import differences, software
 from vitscale.analysis.phrases import count, some
 from vitscale.analysis.statistics import t_p_value
 from vitscale.analysis.study import Study, names
 from vitscale.analysis.summary import Finding
+from vitscale.results.rates import pace
+from vitscale.results.record import Record
 
 REFERENCE = "single"  # the engine that the proof compares the others with
 _DRIFT = 0.02
@@ -39,6 +41,55 @@ def mixed_software(study: Study) -> Iterator[Finding]:
             sentence = f"the study mixes software ({what}): a difference between its cases may be one of that"
             yield Finding("baseline-software", "error", sentence, (seen[0][0], case))
             return
+
+
+def unlike_devices(study: Study) -> Iterator[Finding]:
+    """Records of one study from different kinds of device; several kinds within one run are a rule of their own."""
+    by_kind: dict[str, list[str]] = {}
+    for record in study.records():
+        kinds = _kinds(record)
+        if len(kinds) == 1:
+            by_kind.setdefault(kinds.pop(), []).append(record.case)
+    if len(by_kind) > 1:
+        parts = [f"{count(len(found), 'run')} on {kind}" for kind, found in by_kind.items()]
+        sentence = f"the study mixes devices ({some(parts)}): a difference between its cases may be one of these"
+        rare = min(by_kind.values(), key=len)
+        yield Finding("unlike-devices", "error", sentence, tuple(dict.fromkeys(rare)))
+
+
+def unlike_repeats(study: Study) -> Iterator[Finding]:
+    """Runs of one case that were not the same work: their median is of nothing."""
+    unlike: dict[str, str] = {}
+    for case in study.measured:
+        for what, of in _SAME_IN_A_CASE.items():
+            seen = dict.fromkeys(value for record in case.ok if (value := of(record)))
+            if len(seen) > 1:
+                unlike.setdefault(case.name, f"{what}: {some(seen)}")
+    if unlike:
+        name, what = next(iter(unlike.items()))
+        sentence = (
+            f"the repeats of {count(len(unlike), 'case')} were not the same work ({what} in {name}): they are no "
+            "repeats, and figures over them mean nothing"
+        )
+        yield Finding("unlike-repeats", "error", sentence, tuple(unlike))
+
+
+def _kinds(record: Record) -> set[str]:
+    """GPUs by their names; a CPU by its model, since processes have no names."""
+    if record.identity.device_names:
+        return set(record.identity.device_names)
+    cpu = (record.environment or {}).get("cpu") or {}
+    known = record.identity.device_type == "cpu" and isinstance(cpu, dict) and cpu.get("model")
+    return {str(known)} if known else set()
+
+
+_SAME_IN_A_CASE: dict[str, Callable[[Record], object]] = {
+    "devices": lambda record: ", ".join(sorted(_kinds(record))),
+    "precisions": lambda record: record.identity.precision,
+    "data": lambda record: record.identity.data_source,
+    "numbers of images": lambda record: record.identity.train_images,
+    "global batches": lambda record: record.identity.global_batch_size,
+}
 
 
 def mixed_precision(study: Study) -> Iterator[Finding]:
@@ -170,6 +221,8 @@ def source_notes(study: Study) -> Iterator[Finding]:
 RULES = (
     single_run,
     mixed_software,
+    unlike_devices,
+    unlike_repeats,
     mixed_precision,
     unproved_engines,
     unshuffled,

@@ -18,6 +18,7 @@ ALPHA = 0.05
 POWER = 0.9
 MIN_BOOTSTRAP = 6  # runs; with fewer, no resampling of runs reaches 95 %
 _DRAWS = 2000
+ALIKE = 1e-9  # runs that differ by less, relative, are copies or a clock's steps: they tell nothing of noise
 
 
 def t_quantile(p: float, df: float) -> float:
@@ -75,22 +76,29 @@ class Contrast(NamedTuple):
     error: float  # standard error of the difference
     df: float
 
+    @property
+    def identical(self) -> bool:
+        """The runs of each side gave one and the same figure, so nobody knows what noise does."""
+        return self.error < ALIKE
+
     def interval(self, alpha: float = ALPHA) -> Interval:
-        """The ratio with its interval at 1 - alpha."""
-        reach = t_quantile(1 - alpha / 2, self.df) * self.error if self.error else 0.0
+        """The ratio with its interval at 1 - alpha; without one where the runs are identical."""
+        if self.identical:
+            return Interval(self.ratio)
+        reach = t_quantile(1 - alpha / 2, self.df) * self.error
         low, high = math.exp(self.difference - reach), _exp(self.difference + reach)
         return Interval(self.ratio, min(low, self.ratio), max(high, self.ratio))
 
     def p_value(self) -> float:
-        """Two-sided, of the ratio being 1."""
-        if self.error == 0:
-            return 1.0 if self.difference == 0 else 0.0
+        """Two-sided, of the ratio being 1. Identical runs show nothing."""
+        if self.identical:
+            return 1.0
         return t_p_value(self.difference / self.error, self.df)
 
     def smallest_seen(self, alpha: float = ALPHA) -> float:
-        """The smallest relative difference that a test at alpha would find with 90 % power."""
-        if self.error == 0:
-            return 0.0
+        """The smallest relative difference that a test at alpha would find with 90 % power; none if runs are alike."""
+        if self.identical:
+            return math.inf
         return _exp((t_quantile(1 - alpha / 2, self.df) + t_quantile(POWER, self.df)) * self.error) - 1
 
 

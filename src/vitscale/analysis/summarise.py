@@ -14,7 +14,7 @@ from vitscale.analysis.cases import Case, group, summarise_case
 from vitscale.analysis.lint import lint
 from vitscale.analysis.lint_setup import REFERENCE
 from vitscale.analysis.scaling import describe, find_lines
-from vitscale.analysis.statistics import noise_floor
+from vitscale.analysis.statistics import ALIKE, noise_floor
 from vitscale.analysis.summary import Summary
 from vitscale.errors import DataError
 from vitscale.results.record import Record
@@ -55,6 +55,11 @@ def _noise(cases: Sequence[Case]) -> tuple[float | None, str]:
     noise = noise_floor(timed)
     if noise is None:
         return None, "each case ran once, so nobody knows how much runs differ: no difference here is a claim"
+    if noise.spread < ALIKE:
+        return None, (
+            "the repeats of each case gave the same figure, so how much runs differ is too small to tell, or they are "
+            "copies of one run: no difference here is a claim"
+        )
     repeated = sum(len(times) > 1 for times in timed)
     return noise.floor, (
         f"runs of the same case differ by {noise.spread:.2%} (standard deviation over {repeated} repeated "

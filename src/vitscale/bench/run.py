@@ -15,13 +15,17 @@ from vitscale.bench.case import Case, Spec, cases, payload_of, spec_of
 from vitscale.config.decide import decide
 from vitscale.config.load import build_config
 from vitscale.config.run import RunConfig
+from vitscale.errors import RunFolderError
 from vitscale.estimate.vit import expected_classes, num_parameters, shape_of, training_flops
 from vitscale.hardware import peak_flops
 from vitscale.results.record import RECORDS_FILE, Cause, Identity, Measurement, Record
 from vitscale.results.records import RecordStore
 from vitscale.study.case import Job, Outcome
+from vitscale.study.expand import running_order
+from vitscale.study.heartbeat import HANG_S
 from vitscale.study.runner import run_job
 
+ORDER_SEED = 0
 OnRow = Callable[[int, int, Case, Outcome | None], None]
 """Called with (index, number of rows, row, None) before a row starts and with its Outcome when it has ended."""
 
@@ -42,25 +46,36 @@ class Bench:
 
 
 def run_bench(bench: Bench, out: Path, on_row: OnRow | None = None) -> list[Record]:
-    """Run all rows, round after round, and return their records."""
+    """Run all rows, round after round, each round shuffled anew; return their records, in the order of the rows.
+
+    Raises RunFolderError if `out` holds records already: another bench's rows are not this one's.
+    """
+    check_out(out)
     config = _random_data(bench)
     decisions = decide(config, world_size=bench.world_size, device_type=bench.device_type)
     classes = expected_classes(config.model, config.data) or 1000
     spec = spec_of(config, decisions, classes)
     rows = cases(config, bench.world_size, bench.device_type)
-    plan = [(number, row) for number in range(bench.rounds) for row in rows]
-    records = []
+    plan = running_order(len(rows), bench.rounds, ORDER_SEED)
+    made: dict[tuple[int, int], Record] = {}
     with RecordStore(out / RECORDS_FILE) as store:
-        for index, (number, row) in enumerate(plan):
+        for index, (place, number) in enumerate(plan):
+            row = rows[place]
             if on_row:
                 on_row(index, len(plan), row, None)
             started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             outcome = _run_row(bench, row, spec, out / "jobs" / f"{row.name}-r{number}")
-            records.append(record_of(bench, config, row, spec, outcome, number, index, started))
-            store.append(records[-1])
+            made[place, number] = record_of(bench, config, row, spec, outcome, number, index, started)
+            store.append(made[place, number])
             if on_row:
                 on_row(index, len(plan), row, outcome)
-    return records
+    return [made[key] for key in sorted(made)]
+
+
+def check_out(out: Path) -> None:
+    """Refuse a folder that holds records."""
+    if (out / RECORDS_FILE).exists():
+        raise RunFolderError(f"{out} holds records already ({RECORDS_FILE}); name another --out")
 
 
 def _random_data(bench: Bench) -> RunConfig:
@@ -79,7 +94,7 @@ def _random_data(bench: Bench) -> RunConfig:
 def _run_row(bench: Bench, row: Case, spec: Spec, folder: Path) -> Outcome:
     lengths = {"warmup": bench.warmup, "updates": bench.updates, "trace": bench.trace}
     payload = payload_of(row, spec, device=bench.device_type, **lengths)
-    job = Job(folder.name, "vitscale.bench.worker", payload, bench.world_size, bench.timeout_s, {}, row.problem)
+    job = Job(folder.name, "vitscale.bench.worker", payload, bench.world_size, bench.timeout_s, {}, row.problem, HANG_S)
     return run_job(job, folder)
 
 

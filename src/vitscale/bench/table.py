@@ -22,15 +22,43 @@ def table_rows(records: Sequence[Record]) -> dict[str, list[Row]]:
 
 
 def _part(cases: list[list[Record]]) -> list[Row]:
-    ours = next((images_per_s(case) for case in cases if str(case[0].axes["who"]).startswith(OURS)), None)
+    ours = next((images_per_s(case) for case in cases if _is_ours(case[0])), None)
     return [_row(case, ours) for case in cases]
 
 
 def images_per_s(case: Sequence[Record]) -> float | None:
-    """Median over all counted updates of all rounds; None if nothing was measured."""
-    steps = [step for record in case if record.measurement for step in record.measurement.step_time_s]
+    """Median over rounds, each by the median of its counted updates; None if nothing was measured."""
+    rounds = _step_times(case)
     batch = case[0].identity.global_batch_size
-    return batch / statistics.median(steps) if steps and batch else None
+    return batch / statistics.median(rounds) if rounds and batch else None
+
+
+def remarks(records: Sequence[Record]) -> list[str]:
+    """What the tables cannot show: rows of one round, whose differences may be noise."""
+    cases: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        cases[record.case].append(record)
+    rounds = {name: len(_step_times(case)) for name, case in cases.items()}
+    once = [name for name, number in rounds.items() if number == 1]
+    if not once:
+        return []
+    who = "every row" if len(once) == sum(number > 0 for number in rounds.values()) else ", ".join(once)
+    return [f"{who}: one round, so nobody knows how much of a difference is noise; --rounds 3 shows it"]
+
+
+def ours_failed(records: Sequence[Record]) -> list[Record]:
+    """Rounds of our own rows that did not end ok."""
+    return [record for record in records if _is_ours(record) and record.outcome != "ok"]
+
+
+def _is_ours(record: Record) -> bool:
+    return str(record.axes["who"]).startswith(OURS)
+
+
+def _step_times(case: Sequence[Record]) -> list[float]:
+    """The median of each round that was measured."""
+    steps = [record.measurement.step_time_s for record in case if record.measurement]
+    return [statistics.median(values) for values in steps if values]
 
 
 def _row(case: list[Record], ours: float | None) -> Row:
@@ -40,12 +68,13 @@ def _row(case: list[Record], ours: float | None) -> Row:
     if speed is None:
         return (name, _why(case), "", "", "", "")
     measured = [record.measurement for record in case if record.measurement]
-    peak = max((max(m.peak_allocated_bytes or m.peak_rss_bytes) for m in measured), default=0)
+    peak = max((size for m in measured for size in m.peak_allocated_bytes or m.peak_rss_bytes), default=None)
     flops, limit = measured[0].flops_per_image, measured[0].peak_flops
     mfu = f"{speed * flops / limit:.2f}" if flops and limit else ""
     share = f"{speed / ours:.2f}" if ours else ""
     micro = first.identity.micro_batch_size or 1
-    return (name, f"{speed:,.0f}", share, mfu, f"{peak / 2**30:.2f} GiB", f"{peak / 2**20 / micro:.1f}")
+    memory = ("", "") if peak is None else (f"{peak / 2**30:.2f} GiB", f"{peak / 2**20 / micro:.1f}")
+    return (name, f"{speed:,.0f}", share, mfu, *memory)
 
 
 def _why(case: list[Record]) -> str:

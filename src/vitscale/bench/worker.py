@@ -21,7 +21,10 @@ from vitscale.errors import EXIT_OK
 from vitscale.launch.child import run_rank
 from vitscale.measure.environment import describe
 from vitscale.measure.meter import Meter
+from vitscale.phases import Recorder
 from vitscale.study.case import load_payload, save_result
+from vitscale.study.heartbeat import Heartbeat
+from vitscale.study.worker import Watched
 
 
 def run_row(folder: Path) -> int:
@@ -34,34 +37,35 @@ def run_row(folder: Path) -> int:
         environment = describe()  # before DeepSpeed sets variables of its own
         lengths = {name: payload[name] for name in ("warmup", "updates", "trace")}
         meter = Meter(world.device, world.rank, world.world_size, **lengths)
-        step = _step_of(case, spec, world, meter)
+        watched = Watched(meter, Heartbeat(folder, world.rank))
+        step = _step_of(case, spec, world, watched)
         assert meter.total_updates is not None
         for _ in range(meter.total_updates):
             step()
-            meter.update(spec.micro_batch_size * world.world_size)
-        meter.finish(world.gather)
+            watched.update(spec.micro_batch_size * world.world_size)
+        watched.finish(world.gather)
         if world.main:
             save_result(folder, {"measurement": meter.result(), "environment": environment})
     return EXIT_OK
 
 
-def _step_of(case: Case, spec: Spec, world: World, meter: Meter) -> Callable[[], Any]:
+def _step_of(case: Case, spec: Spec, world: World, recorder: Recorder) -> Callable[[], Any]:
     if case.peer is not None:
         build = import_module(f"vitscale.bench.peers.{case.peer}").build
-        return _marked(build(case, spec, world), meter)
+        return _marked(build(case, spec, world), recorder)
     assert case.config is not None
     config = build_config(case.config)
     decisions = decide(config, world_size=world.world_size, device_type=world.device.type)
-    parts = assemble(config, decisions, world, open_data(config), recorder=meter)
+    parts = assemble(config, decisions, world, open_data(config), recorder=recorder)
     batch = next(parts.loader.iterate(0, 1))
     return lambda: parts.engine.train_batch(batch)
 
 
-def _marked(step: Callable[[], None], meter: Meter) -> Callable[[], None]:
+def _marked(step: Callable[[], None], recorder: Recorder) -> Callable[[], None]:
     """A peer's update is one phase: its own loop marks none."""
 
     def marked() -> None:
-        with meter.phase("step"):
+        with recorder.phase("step"):
             step()
 
     return marked

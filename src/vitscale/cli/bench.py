@@ -35,6 +35,7 @@ def bench(
     Every row runs in a fresh process group over the same random images, which stay
     on the device, with AdamW and without clipping or accumulation. Only rows of one
     precision triple (compute/weights/reduction) are compared; ours runs in each.
+    Exit code 3 if one of our own rows did not end well.
 
     Examples:
 
@@ -44,13 +45,17 @@ def bench(
     """
     import time
 
-    from vitscale.bench.run import Bench, run_bench
+    from vitscale.bench.run import Bench, check_out, run_bench
+    from vitscale.bench.table import ours_failed
     from vitscale.cli.preflight import check_devices
     from vitscale.config.decide import decide
     from vitscale.config.load import load_config
+    from vitscale.errors import EXIT_OK, EXIT_RUN_FAILED
     from vitscale.study.machine import this_machine
 
     run = load_config(config, overrides or [])
+    if out is not None:
+        check_out(out)
     check_devices(run, device, nproc)
     machine = this_machine(device)
     decide(run, world_size=nproc, device_type=machine.device_type)
@@ -60,7 +65,9 @@ def bench(
     records = run_bench(work, folder, _progress())
     _print(records)
     typer.echo(f"records: {folder / 'records.jsonl'}")
-    return 0
+    for record in (failed := ours_failed(records)):
+        typer.echo(f"failed: {record.case}: {record.cause.sentence if record.cause else record.outcome}", err=True)
+    return EXIT_RUN_FAILED if failed else EXIT_OK
 
 
 def _progress() -> OnRow:
@@ -79,7 +86,7 @@ def _print(records: list[Record]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from vitscale.bench.table import table_rows
+    from vitscale.bench.table import remarks, table_rows
 
     for triple, rows in table_rows(records).items():
         table = Table(title=f"precision {triple}", title_justify="left")
@@ -89,3 +96,5 @@ def _print(records: list[Record]) -> None:
         for row in rows:
             table.add_row(*row)
         Console(highlight=False).print(table)
+    for remark in remarks(records):
+        typer.echo(remark)

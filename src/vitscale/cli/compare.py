@@ -25,9 +25,13 @@ def compare(
         typer.Option(
             "--fail-if-slower",
             metavar="LIMIT",
-            help="Exit code 1 if a case of B is slower than A, by at least this much (5% or 0.05) and beyond noise.",
+            help="Exit code 1 if a case of B is slower than A, by at least this much (5% or 0.05) and beyond noise; or "
+            "if a case that ended ok in A is absent in B, failed, or lost runs.",
         ),
     ] = None,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="With --fail-if-slower: cases and runs that B lacks do not fail.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs, not a table.")] = False,
 ) -> int:
     """Decide for each case whether B is faster or slower than A, or whether no difference is shown.
@@ -44,11 +48,15 @@ def compare(
       vitscale compare runs/before/records.jsonl runs/after --json
     """
     from vitscale.analysis.compare import compare as compare_records
-    from vitscale.errors import EXIT_CHECK_FAILED, EXIT_OK
+    from vitscale.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError
     from vitscale.results.records import read_study
 
     limit = None if fail_if_slower is None else _limit(fail_if_slower)
-    comparison = compare_records(read_study(a)[0], read_study(b)[0], allow_different=allow_different)
+    if allow_missing and limit is None:
+        raise ConfigError("--allow-missing belongs to --fail-if-slower, which is not given")
+    comparison = compare_records(
+        read_study(a)[0], read_study(b)[0], allow_different=allow_different, allow_missing=allow_missing
+    )
     if json:
         _print_json(comparison)
     else:
@@ -80,7 +88,7 @@ def _holds(comparison: Comparison, limit: float, *, quiet: bool) -> bool:
     unjudged = [row for row in comparison.differences if row.verdict == "not compared"]
     blind = [row for row in judged if row.smallest_seen is not None and row.smallest_seen > limit]
     lines = [f"slower by {limit:.1%} or more: {row.case}" for row in slow]
-    lines += [f"ended ok in A and not in B: {name}" for name in comparison.broken]
+    lines += [f"broken: {name}: {why}" for name, why in comparison.broken]
     if blind:
         lines.append(
             f"too noisy to find a slow-down of {limit:.1%} with 90 % power: {len(blind)} of {len(judged)} comparisons; "
@@ -157,4 +165,5 @@ def _print_json(comparison: Comparison) -> None:
     from dataclasses import asdict
 
     rows = [{**asdict(row), "ratio": row.ratio._asdict() if row.ratio else None} for row in comparison.differences]
-    typer.echo(json.dumps({"differences": rows, "broken": comparison.broken, "notes": comparison.notes}, indent=2))
+    broken = [found._asdict() for found in comparison.broken]
+    typer.echo(json.dumps({"differences": rows, "broken": broken, "notes": comparison.notes}, indent=2))

@@ -63,7 +63,7 @@ def study(
 
     from vitscale.config.study import load_study
     from vitscale.results.run_folder import hold_run_folder
-    from vitscale.study.expand import check_count
+    from vitscale.study.expand import check_count, slug
     from vitscale.study.machine import this_machine
     from vitscale.study.study import check_study_folder
 
@@ -71,7 +71,7 @@ def study(
     config = load_study(study, overrides or [], quick=quick)
     check_count(config, yes=yes)
     machine = this_machine(device)
-    folder = out or Path("runs") / (f"{config.name}-quick" if quick else config.name)
+    folder = out or Path("runs") / ((slug(config.name) or "study") + "-quick" * quick)
     check_study_folder(folder, config, fresh=fresh)
     console = Console(highlight=False)
     plan = _plan(config, machine, folder, retry_failed)

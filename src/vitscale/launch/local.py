@@ -30,6 +30,7 @@ SETTLE_S = 2.0  # after a first failure: time for the other ranks to say what th
 END_GRACE_S = 10.0  # between SIGTERM and SIGKILL when the group is being ended because of a failure
 STOP_GRACE_S = 120.0  # the same when a person or a scheduler stops the run: a checkpoint may be written
 ORDERLY_GRACE_S = 300.0  # after a first orderly end: rank 0 may still be writing
+KILL_WAIT_S = 60.0  # after SIGKILL: a process inside a driver's call may not end at all
 TEARDOWN_S = 20.0  # a rank that has reported but does not exit hangs in some library's teardown
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -81,6 +82,7 @@ class Group:
         self._first_orderly: float | None = None
         self._reported: dict[int, float] = {}
         self._kill_at: float | None = None
+        self._given_up = False
 
     def wait(self, timeout_s: float | None = None, give_up: Callable[[], bool] | None = None) -> bool:
         """Wait until all ranks have ended, `timeout_s` has passed or `give_up` says so; return whether they have ended.
@@ -98,9 +100,17 @@ class Group:
         return True
 
     def terminate(self, grace_s: float = END_GRACE_S) -> None:
-        """SIGTERM to all ranks, SIGKILL after `grace_s`; return when all have ended."""
+        """SIGTERM to all ranks, SIGKILL after `grace_s`; return when all have ended, or KILL_WAIT_S later.
+
+        Ranks that SIGKILL did not end are `unended` then.
+        """
         self._begin_end(grace_s)
-        self.wait()
+        self._given_up = not self.wait(grace_s + KILL_WAIT_S)
+
+    @property
+    def unended(self) -> tuple[Rank, ...]:
+        """Ranks whose process still lives."""
+        return tuple(rank for rank in self.ranks if not rank.exited)
 
     def dump_stacks(self) -> None:
         """Make each living rank print the stacks of its threads to its stderr file."""
@@ -115,12 +125,14 @@ class Group:
         return judge([rank.end() for rank in self.ranks], self.log_dir, self.stopped_by)
 
     def close(self) -> None:
-        """Kill whatever still lives."""
-        for rank in self.ranks:
-            if rank.number not in self._swept:  # a swept rank's id may belong to somebody else by now
-                rank.kill()
-                rank.process.wait()
-                self._swept.add(rank.number)
+        """Kill whatever still lives; what SIGKILL does not end within KILL_WAIT_S is left."""
+        left = [rank for rank in self.ranks if rank.number not in self._swept]  # a swept rank's id may be another's now
+        for rank in left:
+            rank.kill()
+        deadline = time.monotonic() + (0.0 if self._given_up else KILL_WAIT_S)
+        while not all(rank.exited for rank in left) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        self._swept.update(rank.number for rank in left)
         self._finish()
 
     def __enter__(self) -> Group:

@@ -2,14 +2,18 @@
 
 Host figures are Linux's own high-water mark, which can be set back; where it cannot, the peak since the process began
 stands, as on other systems. Reading or resetting never waits for the device: the allocator keeps its books on the host.
+
+A captured CUDA graph works in a private pool. Its replays allocate nothing, so that the allocator's own peak, set back
+after the capture, knows nothing of the activations in there: what such pools hold beyond living tensors is added.
 """
 
 from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,12 +49,27 @@ class PeakMemory:
         if not self._cuda:
             self._peak = Peak(None, None, rss)
         else:
-            self._peak = Peak(
-                max(before.allocated or 0, torch.cuda.max_memory_allocated(self._device)),
-                max(before.reserved or 0, torch.cuda.max_memory_reserved(self._device)),
-                rss,
-            )
+            reserved = torch.cuda.max_memory_reserved(self._device)
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            replayed = free_in_private_pools(_snapshot(), index)
+            allocated = min(reserved, torch.cuda.max_memory_allocated(self._device) + replayed)
+            self._peak = Peak(max(before.allocated or 0, allocated), max(before.reserved or 0, reserved), rss)
         return self._peak
+
+
+def _snapshot() -> list[dict[str, Any]]:
+    """The allocator's segments, on all devices."""
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    return segments
+
+
+def free_in_private_pools(segments: Iterable[Mapping[str, Any]], device: int) -> int:
+    """Bytes of a device's private pools (of CUDA graphs) that no tensor holds now, and that a replay may write to."""
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in segments
+        if segment.get("device", device) == device and tuple(segment["segment_pool_id"]) != (0, 0)
+    )
 
 
 def _reset_rss() -> None:

@@ -1,7 +1,8 @@
 """What may be said of two measured figures: more, less, or nothing.
 
 A difference is claimed only if both sides have repeats, it is larger than the study's noise floor, and its own 95 %
-interval leaves out no difference. All sentences of the verdict go through here; nothing else decides what differs.
+interval, widened for the number of rivals, leaves out no difference. All sentences of the verdict go through here;
+nothing else decides what differs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Literal
 
 from vitscale.analysis.summary import CaseSummary, Interval
 
+LARGEST_FLOOR = 1.0  # relative; where runs differ by more than this, nothing is claimed at all
 Answer = Literal["more", "less", "not shown", "one run", "no noise floor"]
 
 
@@ -42,15 +44,17 @@ class Claim:
         return self.answer in ("more", "less", "not shown")
 
 
-def compare(a: Interval, b: Interval, repeats: tuple[int, int], floor: float | None) -> Claim:
-    """Whether `a` is more than `b`, for figures whose ratio matters."""
+def compare(a: Interval, b: Interval, repeats: tuple[int, int], floor: float | None, rivals: int = 1) -> Claim:
+    """Whether `a` is more than `b`, for figures whose ratio matters. rivals: how many such pairs are looked at."""
     if min(repeats) < 2:
         return Claim("one run", Interval(_divide(a.value, b.value)))
     if floor is None or None in (*a, *b):
         return Claim("no noise floor", Interval(_divide(a.value, b.value)))
-    ratio = ratio_of(a, b)
+    ratio = ratio_of(a, b, _wider(rivals))
     assert ratio.low is not None
     assert ratio.high is not None
+    if floor > LARGEST_FLOOR:
+        return Claim("not shown", ratio)
     if ratio.value > 1 + floor and ratio.low > 1:
         return Claim("more", ratio)
     if _divide(b.value, a.value) > 1 + floor and ratio.high < 1:
@@ -58,8 +62,8 @@ def compare(a: Interval, b: Interval, repeats: tuple[int, int], floor: float | N
     return Claim("not shown", ratio)
 
 
-def ratio_of(a: Interval, b: Interval) -> Interval:
-    """a / b with a 95 % interval from those of both: their distances add in squares, on a log scale.
+def ratio_of(a: Interval, b: Interval, wider: float = 1.0) -> Interval:
+    """a / b with a 95 % interval from those of both: their distances add in squares, on a log scale. wider: times this.
 
     Source: the method of variance estimates recovery, Zou and Donner, Statistics in Medicine 27 (2008).
     """
@@ -68,16 +72,16 @@ def ratio_of(a: Interval, b: Interval) -> Interval:
     assert b.low is not None
     assert b.high is not None
     ratio = _divide(a.value, b.value)
-    down = math.hypot(_log(a.value, a.low), _log(b.high, b.value))
-    up = math.hypot(_log(a.high, a.value), _log(b.value, b.low))
+    down = wider * math.hypot(_log(a.value, a.low), _log(b.high, b.value))
+    up = wider * math.hypot(_log(a.high, a.value), _log(b.value, b.low))
     return Interval(ratio, ratio * math.exp(-down), ratio * math.exp(min(up, 700)))
 
 
-def compare_speed(a: CaseSummary, b: CaseSummary, floor: float | None) -> Claim:
-    """Whether `a` trains more images per second than `b`."""
+def compare_speed(a: CaseSummary, b: CaseSummary, floor: float | None, rivals: int = 1) -> Claim:
+    """Whether `a` trains more images per second than `b`, one of so many that it is set beside."""
     assert a.images_per_s is not None
     assert b.images_per_s is not None
-    return compare(a.images_per_s, b.images_per_s, (a.repeats, b.repeats), floor)
+    return compare(a.images_per_s, b.images_per_s, (a.repeats, b.repeats), floor, rivals)
 
 
 def compare_accuracy(a: CaseSummary, b: CaseSummary, comparisons: int = 1) -> Answer:
@@ -91,13 +95,17 @@ def compare_accuracy(a: CaseSummary, b: CaseSummary, comparisons: int = 1) -> An
         return "one run"
     if None in (*a.accuracy, *b.accuracy):
         return "no noise floor"
-    normal = NormalDist()
-    wider = normal.inv_cdf(1 - 0.025 / max(1, comparisons)) / normal.inv_cdf(0.975)
     above, below = (a, b) if a.accuracy.value >= b.accuracy.value else (b, a)
-    reach = wider * (_down(above) + _up(below))
+    reach = _wider(comparisons) * (_down(above) + _up(below))
     if above.accuracy.value - below.accuracy.value <= reach:  # type: ignore[union-attr]
         return "not shown"
     return "more" if above is a else "less"
+
+
+def _wider(comparisons: int) -> float:
+    """By how much an interval grows for so many comparisons: Bonferroni, by normal quantiles."""
+    normal = NormalDist()
+    return normal.inv_cdf(1 - 0.025 / max(1, comparisons)) / normal.inv_cdf(0.975)
 
 
 def _down(case: CaseSummary) -> float:

@@ -187,7 +187,7 @@ def _measured(summary: Summary) -> list[Column]:
         Column("communication_bytes", "sent per update, GiB", lambda c: c.communication_bytes, words.gib),
         Column("bus_bandwidth_bytes_per_s", "bus bandwidth, GB/s", lambda c: c.bus_bandwidth_bytes_per_s, _gigabytes),
         Column("joules_per_1000_images", "J per 1,000 images", lambda c: c.joules_per_1000_images),
-        Column("power_w", "power, W", lambda c: c.power_w),
+        Column("power_w", "power per GPU, W", lambda c: c.power_w),
         Column("temperature_c", "temperature, °C", lambda c: c.temperature_c),
         Column("sm_clock_mhz", "SM clock, MHz", lambda c: c.sm_clock_mhz, words.whole),
         Column("epoch_time_s", "epoch, s", lambda c: c.epoch_time_s),

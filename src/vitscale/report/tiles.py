@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vitscale.analysis.summary import CaseSummary, Summary
 from vitscale.report import words
+from vitscale.report.claims import LARGEST_FLOOR
 from vitscale.report.verdict import grave_findings
 from vitscale.report.verdict_scaling import leading_series
 from vitscale.report.verdict_speed import images_per_s, leader, setup
@@ -52,6 +53,8 @@ def _scaling(best: CaseSummary, summary: Summary) -> list[Tile]:
 def _noise(summary: Summary) -> Tile:
     if summary.noise_floor is None:
         return Tile("Noise floor", "none", "so no difference is claimed")
+    if summary.noise_floor > LARGEST_FLOOR:
+        return Tile("Noise floor", "over 100 %", "runs differ too much for any claim")
     return Tile("Noise floor", words.percent(summary.noise_floor), "smaller differences are not claimed")
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 
 from vitscale.analysis.summary import CaseSummary, Finding, Summary
 from vitscale.report import verdict_scaling, verdict_speed, words
-from vitscale.report.claims import Statement
+from vitscale.report.claims import LARGEST_FLOOR, Statement
 
 _WORST_FIRST = ("error", "warning", "note")
 
@@ -89,7 +89,9 @@ def _equality(finished: list[CaseSummary], summary: Summary) -> list[Statement]:
 
 def _noise(summary: Summary) -> list[Statement]:
     why = summary.noise_note or ""
-    if summary.noise_floor is not None:
+    if summary.noise_floor is not None and summary.noise_floor > LARGEST_FLOOR:
+        text = "The runs differ too much for any claim"
+    elif summary.noise_floor is not None:
         text = f"Differences below {words.percent(summary.noise_floor)} are not claimed"
     elif all(case.repeats <= 1 for case in summary.cases):
         text, why = "Each case ran once, so no difference between two figures here is shown to be more than chance", ""

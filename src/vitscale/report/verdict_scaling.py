@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from vitscale.analysis.summary import CaseSummary, Interval, ScalingPoint, ScalingSeries, Summary
 from vitscale.report import words
-from vitscale.report.claims import Statement, compare, compare_accuracy
-from vitscale.report.verdict_speed import setup
+from vitscale.report.claims import LARGEST_FLOOR, Claim, Statement, compare, compare_accuracy
+from vitscale.report.verdict_speed import setup, setup_words
+
+_MOST_SETUPS = 3
 
 
 def scaling(summary: Summary, leader: CaseSummary) -> list[Statement]:
@@ -77,9 +79,16 @@ def _identity_words(summary: Summary, series: ScalingSeries, count: int | None =
     return words.devices(case.identity, count)
 
 
-def _claims(summary: Summary, series: ScalingSeries, a: ScalingPoint, b: ScalingPoint) -> str:
+def _claim(summary: Summary, series: ScalingSeries, a: ScalingPoint, b: ScalingPoint) -> Claim:
     repeats = (_repeats(summary, a.case), _repeats(summary, b.case))
-    return compare(a.images_per_s, b.images_per_s, repeats, summary.noise_floor).answer
+    return compare(a.images_per_s, b.images_per_s, repeats, summary.noise_floor, len(series.points) - 1)
+
+
+def _growing_batch(series: ScalingSeries, summary: Summary) -> tuple[int, int] | None:
+    """The first and the last global batch of a grid in which more devices see more images per update."""
+    sizes = {case.name: case.identity.global_batch_size for case in summary.cases}
+    first, last = (sizes.get(point.case) for point in (series.points[0], series.points[-1]))
+    return (first, last) if series.mode == "grid" and first and last and last > first else None
 
 
 def _prefix(series: ScalingSeries, summary: Summary) -> str:
@@ -98,6 +107,8 @@ def _efficiency(series: ScalingSeries, summary: Summary) -> str:
             series.fixed or "", "strong scaling, "
         ),
     }.get(series.mode, "")
+    if sizes := _growing_batch(series, summary):
+        what = f"with a global batch that grows from {sizes[0]:,} to {sizes[1]:,}, "
     where = f"{_identity_words(summary, series)} instead of {first.world_size}"
     efficiency = words.interval(last.efficiency, _share)
     gain = f"{words.interval(last.speedup)} times the images/s, efficiency {efficiency}"
@@ -112,7 +123,7 @@ def _efficiency(series: ScalingSeries, summary: Summary) -> str:
 
 
 def _against_ideal(efficiency: Interval, floor: float) -> str:
-    if efficiency.low is None or efficiency.high is None:
+    if efficiency.low is None or efficiency.high is None or floor > LARGEST_FLOOR:
         return ""
     if efficiency.low > 1 and efficiency.value > 1 + floor:
         return "; more than proportional, which asks for an explanation before it is believed"
@@ -129,13 +140,14 @@ def _last_step(series: ScalingSeries, summary: Summary) -> str:
     """Whether the last devices still add anything."""
     best = series.points[0]
     for point in series.points[1:]:
-        if _claims(summary, series, point, best) == "more":
+        if _claim(summary, series, point, best).answer == "more":
             best = point
     last, before = series.points[-1], series.points[-2]
     step = f"{before.world_size} to {_identity_words(summary, series)}"
-    answer = _claims(summary, series, last, before)
+    claim = _claim(summary, series, last, before)
+    answer = claim.answer
     if answer == "more":
-        return f" The step from {step} still pays."
+        return f" The step from {step} still adds {words.percent(claim.ratio.value - 1)}."
     if answer == "less":
         return f" The step from {step} makes it slower; {best.world_size} is as far as it pays."
     if answer == "not shown" and best is last:
@@ -149,8 +161,9 @@ def _ceiling(series: ScalingSeries, summary: Summary) -> str:
     """The limit that a fitted law gives, if every point was repeated and the law's own interval knows one."""
     if any(_repeats(summary, point.case) < 2 for point in series.points):
         return ""
+    growing = _growing_batch(series, summary)  # Amdahl's law is about work that stays
     for fit in series.fits:
-        if fit.refused is None and fit.law == "amdahl" and (cap := _cap(fit.parameters.get("p"))):
+        if not growing and fit.refused is None and fit.law == "amdahl" and (cap := _cap(fit.parameters.get("p"))):
             over = " over one device" if series.points[0].world_size > 1 else ""
             return f" Amdahl's law, fitted, caps the speed-up{over} at {words.interval(cap)} times."
     for fit in series.fits:
@@ -235,34 +248,74 @@ def _short(case: CaseSummary) -> str:
 
 
 def _to_target(measured: list[CaseSummary], summary: Summary) -> list[Statement]:
-    reached = [case for case in measured if case.seconds_to_target is not None]
-    target = next(case for case in measured if case.target is not None)
-    goal = f"{words.accuracy(target.target)} {_what(target)}"
+    """A sentence for each set-up, the largest first: cases of different ones are not set beside each other."""
+    groups: dict[tuple[object, ...], list[CaseSummary]] = {}
+    for case in measured:
+        if case.target is not None:
+            kinds = tuple(sorted(set(case.identity.device_names)))
+            groups.setdefault((setup(case), kinds, case.target, case.accuracy_split), []).append(case)
+    races = sorted(groups.values(), key=len, reverse=True)
+    made = []
+    for race in races[:_MOST_SETUPS]:
+        text = _race(race, summary)
+        unsaid = ", ".join(word for word in setup_words(race[0], [other[0] for other in races]) if word not in text)
+        made.append(Statement("Accuracy", f"{unsaid}: {text}" if unsaid else text))
+    if len(races) > _MOST_SETUPS:
+        rest = words.plural(len(races) - _MOST_SETUPS, "more set-up")
+        made.append(Statement("Accuracy", f"{rest} with a target: see the figures and the table."))
+    return made
+
+
+def _race(cases: list[CaseSummary], summary: Summary) -> str:
+    """Who reaches the target first, on the devices that most cases share; other numbers of devices as figures alone."""
+    reached = sorted((case for case in cases if case.seconds_to_target is not None), key=_seconds)
+    goal = f"{words.accuracy(cases[0].target)} {_what(cases[0])}"
     if not reached:
-        return [Statement("Accuracy", f"No case reached {goal}.")]
-
-    def seconds(case: CaseSummary) -> float:
-        assert case.seconds_to_target is not None
-        return case.seconds_to_target.value
-
-    best = min(reached, key=seconds)
+        return f"No case reached {goal}."
+    sizes: dict[tuple[int, int], list[CaseSummary]] = {}
+    for case in reached:
+        sizes.setdefault((case.identity.world_size, case.identity.nodes), []).append(case)
+    most = max(sizes, key=lambda size: (len(sizes[size]), size))
+    best, *rivals = sizes.pop(most)
     took = words.interval(best.seconds_to_target, words.duration)
-    text = f"{goal} is reached first by {_short(best)}: {took} of training"
+    text = f"{goal} is reached first by {_named(best, reached, summary)}: {took} of training"
     if best.images_to_target is not None:
         text += f", {words.whole(best.images_to_target.value)} images"
-    rivals = sorted((case for case in reached if case is not best), key=seconds)
     if rivals:
-        text += _beside(best, rivals[0], summary)
-    missed = len([case for case in measured if case.target is not None]) - len(reached)
-    return [Statement("Accuracy", f"{text}.{f' {missed} of the cases did not reach it.' if missed else ''}")]
+        text += _beside(best, rivals, reached, summary)
+    text += "."
+    if elsewhere := [_first_there(found[0], reached, summary) for _, found in sorted(sizes.items())]:
+        text += f" On other numbers of devices the first is {words.listing(elsewhere)}."
+    missed = len(cases) - len(reached)
+    return f"{text} {missed} of the cases did not reach it." if missed else text
 
 
-def _beside(best: CaseSummary, next_best: CaseSummary, summary: Summary) -> str:
-    a, b = best.seconds_to_target, next_best.seconds_to_target
+def _seconds(case: CaseSummary) -> float:
+    assert case.seconds_to_target is not None
+    return case.seconds_to_target.value
+
+
+def _first_there(case: CaseSummary, among: list[CaseSummary], summary: Summary) -> str:
+    return f"{_named(case, among, summary)} ({words.duration(_seconds(case))})"
+
+
+def _named(case: CaseSummary, among: list[CaseSummary], summary: Summary) -> str:
+    """A short name; where others have the same, what the study varies, or else the case's own name behind it."""
+    alike = [other for other in among if _short(other) == _short(case)]
+    if len(alike) == 1 and _short(case):
+        return _short(case)
+    fuller = words.in_sentence(case, summary)
+    if sum(words.in_sentence(other, summary) == fuller for other in alike) > 1:
+        fuller = words.clean(case.name)
+    return f"{_short(case)} ({fuller})" if _short(case) else fuller
+
+
+def _beside(best: CaseSummary, rivals: list[CaseSummary], among: list[CaseSummary], summary: Summary) -> str:
+    a, b = best.seconds_to_target, rivals[0].seconds_to_target
     assert a is not None
     assert b is not None
-    claim = compare(b, a, (next_best.repeats, best.repeats), summary.noise_floor)
-    text = f"; the next, {_short(next_best)}, takes {words.duration(b.value)}"
+    claim = compare(b, a, (rivals[0].repeats, best.repeats), summary.noise_floor, len(rivals))
+    text = f"; the next, {_named(rivals[0], among, summary)}, takes {words.duration(b.value)}"
     if claim.answer == "one run":
         return f"{text} (one run each, so no difference is shown)"
     return text if claim.answer == "more" else f"{text} (no difference is shown)"

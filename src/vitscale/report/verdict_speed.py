@@ -27,7 +27,7 @@ def fastest(finished: list[CaseSummary], summary: Summary) -> list[Statement]:
     groups = _peer_groups(finished)
     made = []
     for group in groups[:_MOST_SETUPS]:
-        where = _setup_words(group[0], [other[0] for other in groups])
+        where = setup_words(group[0], [other[0] for other in groups])
         text = _ranking(group, summary)
         unsaid = ", ".join(word for word in where if word not in text)
         topic = "Fastest" if len(group) > 1 else "Speed"
@@ -66,7 +66,8 @@ def deepspeed(summary: Summary) -> list[Statement]:
         mine = [case for case in group if _is_deepspeed(case)]
         theirs = [case for case in group if not _is_deepspeed(case)]
         if mine and theirs:
-            text = _needed_for_speed(max(mine, key=images_per_s), max(theirs, key=images_per_s), summary)
+            rivals = len(_variants(group)) - 1
+            text = _needed_for_speed(max(mine, key=images_per_s), max(theirs, key=images_per_s), rivals, summary)
             return [*fit, Statement("DeepSpeed", text + _memory_saved(mine, theirs))]
     return fit or [
         Statement("DeepSpeed", "No case of DeepSpeed stands beside a case of another engine on as many devices.")
@@ -114,7 +115,7 @@ def _variants(cases: Iterable[CaseSummary]) -> dict[str, CaseSummary]:
     return best
 
 
-def _setup_words(case: CaseSummary, firsts: list[CaseSummary]) -> list[str]:
+def setup_words(case: CaseSummary, firsts: list[CaseSummary]) -> list[str]:
     """What sets this set-up apart from the others: '224 px', 'bf16/bf16/bf16'."""
     mine, all_setups = setup(case), [setup(other) for other in firsts]
     names = ("{}", "{} px", "patch {}", "{}", "{}", "{}", "{}", "{}")
@@ -142,7 +143,7 @@ def _ranking(group: list[CaseSummary], summary: Summary) -> str:
     if not rivals:
         return f"{_name(best, summary)} trains {words.interval(best.images_per_s)} images/s {where}."
     rivals.sort(key=images_per_s, reverse=True)
-    claims = [compare_speed(best, rival, summary.noise_floor) for rival in rivals]
+    claims = [compare_speed(best, rival, summary.noise_floor, len(rivals)) for rival in rivals]
     at_best = _at_best(group) if len(variants) > 1 and len(group) > len(variants) else ""
     if all(claim.answer == "more" for claim in claims):
         ahead = f"{_excess(claims[0])} ahead of {_name(rivals[0], summary)}"
@@ -206,7 +207,9 @@ def _enough(found: dict[int, CaseSummary], axis: str, summary: Summary) -> str:
     engine = words.engine(best.identity)
     of = f" of {engine}" if engine else ""
     claims = {
-        value: compare_speed(best, case, summary.noise_floor) for value, case in found.items() if case is not best
+        value: compare_speed(best, case, summary.noise_floor, len(found) - 1)
+        for value, case in found.items()
+        if case is not best
     }
     alike = [value for value, claim in claims.items() if claim.answer != "more"]
     if not all(claim.judged for claim in claims.values()):
@@ -251,7 +254,10 @@ def _needed_to_fit(ours: list[CaseSummary], others: list[CaseSummary]) -> str | 
             lost, kept = (_engines(cases) for cases in (tried, ran[key]))
             i = ran[key][0].identity
             where = f"micro_batch_size {i.micro_batch_size} on {words.devices(i)}"
-            return f"DeepSpeed is needed to fit {where}: {lost} ran out of memory there, {kept} did not."
+            sharded = any(case.identity.engine == "fsdp2" for case in tried)
+            claim = "DeepSpeed is needed to fit" if sharded else "Of the engines tried, only DeepSpeed fits"
+            unsaid = "" if sharded else "; fsdp2, which shards as well, was not tried"
+            return f"{claim} {where}: {lost} ran out of memory there, {kept} did not{unsaid}."
     return None
 
 
@@ -260,14 +266,14 @@ def _engines(cases: list[CaseSummary]) -> str:
     return words.listing(list(dict.fromkeys(words.engine(case.identity) for case in ordered)))
 
 
-def _needed_for_speed(mine: CaseSummary, theirs: CaseSummary, summary: Summary) -> str:
-    claim = compare_speed(mine, theirs, summary.noise_floor)
+def _needed_for_speed(mine: CaseSummary, theirs: CaseSummary, rivals: int, summary: Summary) -> str:
+    claim = compare_speed(mine, theirs, summary.noise_floor, rivals)
     a, b = words.engine(mine.identity), words.engine(theirs.identity)
     where = f"on {words.devices(mine.identity)}"
     if claim.answer == "more":
         return f"DeepSpeed pays {where}: its best, {a}, trains {_excess(claim)} more images/s than {b}."
     if claim.answer == "less":
-        back = compare_speed(theirs, mine, summary.noise_floor)
+        back = compare_speed(theirs, mine, summary.noise_floor, rivals)
         return (
             f"DeepSpeed is not needed for speed {where}: {b} trains {_excess(back)} more images/s than its best, {a}."
         )

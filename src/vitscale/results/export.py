@@ -18,9 +18,14 @@ from typing import Any, get_args
 
 from vitscale.errors import ConfigError
 from vitscale.results.files import write_atomically
-from vitscale.results.record import PHASES, Identity, Measurement, Record
+from vitscale.results.rates import images_per_s, step_time_s
+from vitscale.results.record import PHASES, DeviceState, Identity, Measurement, Record
 
+_PHASES = (*PHASES, "step")
 _RAW = ("warmup_step_time_s", "step_time_s", "images", "losses", "data_wait_s")
+_WHOLE = ("repeat", "order", "rank", "exit_code", "updates", "epochs", "recompiles", "skipped_updates")
+_TRUTH = ("equal_updates", "throttled", "epochs_include_warmup")
+_REAL = ("_s", "seconds", "accuracy", "target", "_j", "_w", "_c", "_mhz", "flops", "flops_per_image")
 _IDENTITY = tuple(name for name in Identity.model_fields if name != "config_hash")
 
 
@@ -93,36 +98,85 @@ def _row(record: Record) -> dict[str, Any]:
         "study": record.study,
         "case": record.case,
         "repeat": record.repeat,
+        "order": record.order,
         "mode": record.mode,
+        "fixed": record.fixed,
         "outcome": record.outcome,
         "cause": record.cause.sentence if record.cause else None,
+        "rank": record.cause.rank if record.cause else None,
+        "exit_code": record.cause.exit_code if record.cause else None,
         "started_at": record.started_at,
         "seconds": record.seconds,
         "source": record.source,
         **{name: identity[name] for name in _IDENTITY},
         "device_names": "; ".join(record.identity.device_names) or None,
         **{name: value for name, value in axes.items() if name.startswith("axis.")},
+        "median_step_time_s": step_time_s(record),
+        "images_per_s": images_per_s(record),
         **_figures(record.measurement),
-        "epoch_time_s": record.epoch_times.mean_s if record.epoch_times else None,
-        "accuracy": record.learning.final_accuracy if record.learning else None,
-        "accuracy_split": record.learning.split if record.learning else None,
+        **_epochs(record),
+        **_learned(record),
         "equal_updates": record.equal_updates,
+        "notes": "; ".join(record.notes) or None,
     }
     return row
+
+
+def _epochs(record: Record) -> dict[str, Any]:
+    times = record.epoch_times
+    return {
+        "epoch_time_s": times.mean_s if times else None,
+        "epoch_time_min_s": times.min_s if times else None,
+        "epoch_time_max_s": times.max_s if times else None,
+        "epochs": times.epochs if times else None,
+        "epochs_include_warmup": times.includes_warmup if times else None,
+    }
+
+
+def _learned(record: Record) -> dict[str, Any]:
+    """The evaluations on the way are one cell of JSON, since a row is a run."""
+    learning = record.learning
+    points = [point.model_dump() for point in learning.points] if learning else []
+    return {
+        "accuracy": learning.final_accuracy if learning else None,
+        "accuracy_split": learning.split if learning else None,
+        "target": learning.target if learning else None,
+        "learning_points": json.dumps(points) if points else None,
+    }
+
+
+def _devices(states: Sequence[DeviceState]) -> dict[str, Any]:
+    """Energy of all GPUs together; medians over GPUs of the rest."""
+
+    def known(name: str) -> list[float]:
+        return [value for state in states if (value := getattr(state, name)) is not None]
+
+    energy, throttled = known("energy_j"), known("throttled")
+    middles = {
+        name: median(known(name)) if known(name) else None
+        for name in ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c")
+    }
+    return {
+        "energy_j": sum(energy) if energy and len(energy) == len(states) else None,
+        **middles,
+        "throttled": any(throttled) if throttled else None,
+    }
 
 
 def _figures(measurement: Measurement | None) -> dict[str, Any]:
     m = measurement or Measurement()
     seconds = m.attribution.seconds if m.attribution else {}
-    rates = [images / step for images, step in zip(m.images, m.step_time_s, strict=False) if step > 0]
     return {
         "updates": len(m.step_time_s),
-        "median_step_time_s": median(m.step_time_s) if m.step_time_s else None,
-        "images_per_s": median(rates) if rates else None,
+        "flops_per_image": m.flops_per_image,
+        "peak_flops": m.peak_flops,
+        "recompiles": m.recompiles,
+        "skipped_updates": m.skipped_updates if measurement else None,
+        **_devices(m.device_state),
         "peak_allocated_bytes": max(m.peak_allocated_bytes, default=None),
         "peak_reserved_bytes": max(m.peak_reserved_bytes, default=None),
         "peak_rss_bytes": max(m.peak_rss_bytes, default=None),
-        **{f"traced_{phase}_s": seconds.get(phase) for phase in PHASES},
+        **{f"traced_{phase}_s": seconds.get(phase) for phase in _PHASES},
         "communication_bytes_per_update": m.communication.bytes_per_update,
     }
 
@@ -137,11 +191,11 @@ def _parquet_type(name: str) -> Any:
     kinds = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
     if field is not None:
         return next((kinds[kind] for kind in (bool, int, float) if kind in _members(field.annotation)), pa.string())
-    if name == "equal_updates":
+    if name in _TRUTH:
         return pa.bool_()
-    if name in ("repeat", "updates") or "_bytes" in name:
+    if name in _WHOLE or "_bytes" in name:
         return pa.int64()
-    return pa.float64() if name.endswith(("_s", "seconds", "accuracy")) else pa.string()
+    return pa.float64() if name.endswith(_REAL) else pa.string()
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -178,8 +232,7 @@ def _events(record: Record) -> Iterator[dict[str, Any]]:
     yield event("run_start", None, kind="INTERVAL_START")
     for point in record.learning.points if record.learning else ():
         yield event("eval_accuracy", point.accuracy, point.seconds, samples_count=point.images, step=point.update)
-    figures = _figures(record.measurement)
-    stats = {"throughput": figures["images_per_s"], "step_time_s": figures["median_step_time_s"]}
+    stats = {"throughput": images_per_s(record), "step_time_s": step_time_s(record)}
     yield event("tracked_stats", stats, record.seconds or 0.0)
     status = "success" if record.outcome == "ok" else "aborted"
     yield event("run_stop", None, record.seconds or 0.0, "INTERVAL_END", status=status)

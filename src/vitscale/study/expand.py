@@ -21,7 +21,7 @@ from vitscale.config.axes import LAYOUT, changes
 from vitscale.config.decide import Decisions, decide
 from vitscale.config.load import build_config
 from vitscale.config.overrides import Tree, merge
-from vitscale.config.run import RunConfig
+from vitscale.config.run import DataConfig, RunConfig
 from vitscale.config.study import StudyConfig
 from vitscale.errors import ConfigError, DeviceError
 from vitscale.estimate.vit import check_resolution
@@ -29,6 +29,7 @@ from vitscale.results.record import Scalar
 
 MAX_RUNS = 1_000  # more are likely a slip of the keyboard: --yes
 _NAME_LENGTH = 60  # of folders; a hash of the whole name follows
+_TRAIN_IMAGES = {"digits": 1_438, "cifar10": 50_000, "cifar100": 50_000}  # of the sources' own splits
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,7 @@ class Case:
 
     def folder(self, repeat: int) -> str:
         """Name of the folder of one repeat: safe whatever the axes hold, and different for different names."""
-        slug = re.sub(r"[^\w.=+-]+", "-", self.name, flags=re.ASCII).strip("-.")[:_NAME_LENGTH]
-        return f"{slug}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}-r{repeat}"
+        return f"{slug(self.name)}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}-r{repeat}"
 
     def config_of(self, repeat: int, *, vary_seed: bool) -> RunConfig:
         """The config of one repeat; where accuracy is looked at, each repeat has its own seed."""
@@ -93,6 +93,18 @@ def expand(study: StudyConfig, device_type: str | None = None) -> Expansion:
     if all(case.skip_reason for case in found):
         raise ConfigError(f"no case of this study can run: {found[0].name}: {found[0].skip_reason}")
     return Expansion(found, tuple(dropped))
+
+
+def slug(text: str) -> str:
+    """A text as part of a folder's name: safe whatever it holds, but not different for different texts."""
+    return re.sub(r"[^\w.=+-]+", "-", text, flags=re.ASCII).strip("-.")[:_NAME_LENGTH]
+
+
+def train_images(data: DataConfig) -> int | None:
+    """Training images of a source, train_limit left out; None where its files must be looked at."""
+    if data.val_fraction is not None:  # that many of each class: the labels decide
+        return None
+    return data.synthetic_size if data.source == "synthetic" else _TRAIN_IMAGES.get(data.source)
 
 
 def check_count(study: StudyConfig, *, yes: bool) -> None:
@@ -146,6 +158,7 @@ def _case(study: StudyConfig, axes: dict[str, Scalar], device_type: str | None) 
     axes, tree = _without_strangers(axes, tree, world_size)
     name = " ".join(f"{key}={_shown(value)}" for key, value in axes.items()) or study.name
     config = _config(study, _batch(study, axes, tree), name, world_size)
+    _check_share(study, config.data, name, world_size)
     case = Case(name, axes, config, world_size, nodes, None)
     try:
         check_resolution(config.model)
@@ -159,6 +172,16 @@ def _config(study: StudyConfig, tree: Tree, name: str, world_size: int) -> RunCo
         return build_config(_measured(study, tree, world_size))
     except ConfigError as error:
         raise ConfigError(f"{_at_fault(study, name, world_size)}: {error}") from None
+
+
+def _check_share(study: StudyConfig, data: DataConfig, name: str, world_size: int) -> None:
+    """Weak scaling: every device must get its images, or the work per device is not what is kept."""
+    asked, there = (study.images_per_device or 0) * world_size, train_images(data)
+    if there is not None and asked > there:
+        raise ConfigError(
+            f"case {name}: images_per_device={study.images_per_device} x world_size={world_size} asks for {asked:,} "
+            f"training images, and {data.source} has {there:,}; lower images_per_device, or leave that world size out"
+        )
 
 
 def _at_fault(study: StudyConfig, name: str, world_size: int) -> str:

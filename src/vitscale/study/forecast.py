@@ -11,7 +11,7 @@ from vitscale.errors import VitscaleError
 from vitscale.estimate.vit import expected_classes, shape_of, training_flops
 from vitscale.hardware import peak_flops
 from vitscale.results.record import Record
-from vitscale.study.expand import Case
+from vitscale.study.expand import Case, train_images
 from vitscale.study.machine import Machine
 
 # Rough, for a first guess only: what training reaches on most machines, and how long processes take to start.
@@ -22,7 +22,6 @@ _START_S = {"cpu": 8.0, "cuda": 20.0}
 _START_PER_PROCESS_S = 3.0
 _DEEPSPEED_S = 4.0
 _COMPILE_S = 60.0
-_TRAIN_IMAGES = {"digits": 1437, "cifar10": 50_000, "cifar100": 50_000}
 
 
 class Forecast:
@@ -44,8 +43,8 @@ class Forecast:
         return bool(self._by_case)
 
     def add(self, record: Record) -> None:
-        """Learn from a record."""
-        if record.seconds is None or record.case not in self._guesses:
+        """Learn from a record; a case that failed early says nothing of how long it takes."""
+        if record.outcome not in ("ok", "timeout") or record.seconds is None or record.case not in self._guesses:
             return
         self._by_case[record.case].append(record.seconds)
         ratios = [statistics.median(seen) / self._guesses[name] for name, seen in self._by_case.items()]
@@ -77,7 +76,7 @@ class Forecast:
         batch = case.decisions.batch.global_batch_size if case.decisions else 0
         if measure.updates is not None:
             return batch * (measure.warmup_updates + measure.updates + measure.trace_updates)
-        images = _TRAIN_IMAGES.get(data.source, data.synthetic_size)
+        images = train_images(data) or data.synthetic_size
         return (measure.epochs or 1) * min(images, data.train_limit or images)
 
     def _rate(self, case: Case) -> float:

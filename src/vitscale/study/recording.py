@@ -57,7 +57,7 @@ def record_of(study: StudyConfig, run: Run, machine: Machine, outcome: Outcome, 
         equal_updates=run.equal_updates,
         config=run.config.model_dump(mode="json"),
         environment=environment,
-        notes=run.notes,
+        notes=(*run.notes, *_said(study, run, result)),
     )
 
 
@@ -94,6 +94,20 @@ def identity_of(case: Case, config: RunConfig, machine: Machine, result: dict[st
         config_hash=config_hash(config),
         **known,
     )
+
+
+def _said(study: StudyConfig, run: Run, result: dict[str, Any] | None) -> list[str]:
+    """What the run said of itself, and whether weak scaling had fewer images than the study asked for."""
+    if result is None:
+        return []
+    notes, images = list(result["info"].get("notes", ())), result["info"]["train_images"]
+    asked = (study.images_per_device or images) * (run.case.world_size if study.images_per_device else 1)
+    if images != asked:
+        notes.append(
+            f"weak scaling asks for {study.images_per_device:,} images per device, {asked:,} in all, and the run had "
+            f"{images:,}: the work per device is not the same in all cases"
+        )
+    return notes
 
 
 def _cause(outcome: Outcome) -> Cause:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vitscale.errors import ConfigError, Stopped
-from vitscale.launch.local import Group, start_group
+from vitscale.launch.local import Group, Rank, start_group
 from vitscale.launch.outcome import stderr_tail
 from vitscale.study.case import RESULT_FILE, Job, Outcome, OutcomeKind, load_result, save_payload
 from vitscale.study.heartbeat import Hang, HangWatch
@@ -61,7 +61,7 @@ def run_job(job: Job, folder: Path) -> Outcome:
         seconds = time.monotonic() - began
         if ended:
             return _outcome_of(group, folder, seconds)
-        return _timed_out(job, folder, seconds, watch.hang if watch else None)
+        return _timed_out(job, folder, seconds, watch.hang if watch else None, group.unended)
 
 
 class _Watch:
@@ -109,9 +109,11 @@ def _outcome_of(group: Group, folder: Path, seconds: float) -> Outcome:
     return Outcome(kind, end.exit_code, end.rank, sentence, end.stderr_tail, result, seconds)
 
 
-def _timed_out(job: Job, folder: Path, seconds: float, hang: Hang | None) -> Outcome:
-    """Point at the stacks, which the ranks printed when the time was over."""
+def _timed_out(job: Job, folder: Path, seconds: float, hang: Hang | None, unended: Sequence[Rank]) -> Outcome:
+    """Point at the stacks, which the ranks printed when the time was over, and at processes that are still there."""
     rank = hang.rank if hang else None
     what = hang.sentence() if hang else f"no result after {job.timeout_s:g} s"
     sentence = f"{what}; each rank's stacks are at the end of {folder}/rank*.stderr"
+    for left in unended:
+        sentence += f"; rank {left.number} (process {left.process.pid}) could not be ended, and may hold its device"
     return Outcome("timeout", None, rank, sentence, stderr_tail(folder, rank or 0), seconds=seconds)

@@ -7,6 +7,7 @@ the same command goes on with what has none, and nothing is run or counted twice
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from vitscale.results.records import RecordStore, latest, read_records
 from vitscale.results.run_folder import LOCK_FILE, check_folder
 from vitscale.study import heartbeat
 from vitscale.study.case import Job, Outcome
-from vitscale.study.expand import Case, expand, running_order
+from vitscale.study.expand import Case, expand, running_order, train_images
 from vitscale.study.forecast import Forecast
 from vitscale.study.machine import Machine
 from vitscale.study.recording import Run, record_of
@@ -32,6 +33,8 @@ from vitscale.study.runner import run_job
 STUDY_FILE = "study.yaml"
 JOBS = "jobs"
 WORKER = "vitscale.study.worker"
+LEAD_IN = 2  # updates that a trace throws away, as measure.meter has it, which needs torch
+MIN_COUNTED = 20  # updates that a median should have
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ def plan_study(
         case if case.skip_reason else replace(case, skip_reason=machine.problem(case)) for case in expansion.cases
     )
     if all(case.skip_reason for case in cases):
-        raise ConfigError(f"no case of this study can run here: {cases[0].name} {cases[0].skip_reason}")
+        hint = "; give --device cpu" if machine.lacks_devices(cases) else ""
+        raise ConfigError(f"no case of this study can run here: {cases[0].name} {cases[0].skip_reason}{hint}")
     last = {(record.case, record.repeat): record.outcome for record in latest(records)}
     again = ("skipped", "oom", "timeout", "error") if retry_failed else ("skipped",)
     order = running_order(len(cases), study.repeats, study.order_seed)
@@ -100,8 +104,27 @@ def plan_study(
         if cases[index].skip_reason is None and last.get((cases[index].name, repeat), "skipped") in again
     ]
     skipped = [case for case in cases if case.skip_reason and (case.name, 0) not in last]
-    threads = machine.threads(cases)
-    return Plan(study, machine, cases, expansion.notes, tuple(records), broken, tuple(todo), tuple(skipped), threads)
+    threads = machine.threads_as_before(cases, records) if todo else machine.threads(cases)
+    notes = (*expansion.notes, *(note for case in cases for note in _few_updates(study, machine, case)))
+    return Plan(study, machine, cases, notes, tuple(records), broken, tuple(todo), tuple(skipped), threads)
+
+
+def _few_updates(study: StudyConfig, machine: Machine, case: Case) -> list[str]:
+    """Whether whole epochs leave too few counted updates, where the size of the data set is known."""
+    measure, data = study.measure, case.config.data
+    images = train_images(data)
+    if measure.epochs is None or images is None or case.skip_reason or case.decisions is None:
+        return []
+    each_epoch = math.ceil(min(images, data.train_limit or images) / case.decisions.batch.global_batch_size)
+    traced = measure.trace_updates if machine.device_type == "cuda" or case.world_size > 1 else 0
+    traced += LEAD_IN if traced else 0
+    counted = max(0, measure.epochs * each_epoch - measure.warmup_updates - traced)
+    if counted >= MIN_COUNTED:
+        return []
+    return [
+        f"{case.name} counts {counted} updates at most, and fewer than {MIN_COUNTED} say little; raise "
+        "measure.epochs, or lower measure.warmup_updates and measure.trace_updates"
+    ]
 
 
 def check_study_folder(folder: Path, study: StudyConfig, *, fresh: bool) -> None:
