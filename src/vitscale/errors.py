@@ -42,6 +42,10 @@ class RunFolderError(VitscaleError):
     """A run folder that is in use, not empty, or not a run folder."""
 
 
+class OutputError(VitscaleError):
+    """A file or folder that cannot be written; the sentence names the path and another way."""
+
+
 class CompareError(VitscaleError):
     """Two studies that cannot be compared as they are; the sentence names what differs or is missing."""
 
@@ -66,3 +70,9 @@ class Stopped(VitscaleError):
     """Stopped at a signal, after a checkpoint where there is something to keep; the same command goes on."""
 
     exit_code = EXIT_STOPPED
+
+
+class Interrupted(VitscaleError):
+    """Ctrl-C, where there is more to say than that: how far it came, and how to go on."""
+
+    exit_code = EXIT_INTERRUPTED

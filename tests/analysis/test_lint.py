@@ -177,6 +177,16 @@ FAULTS: dict[str, tuple[Callable[[], list[Record]], str, str]] = {
         "warning",
         "1 case ran more processes than the CPU has cores",
     ),
+    "unknown-name": (
+        lambda: line(on({2}, source="table.csv", identity={"engine": "ddpp"})),
+        "note",
+        "engine ddpp is none that vitscale knows",
+    ),
+    "left-out": (
+        lambda: line(on({2}, notes=("measurement left out: a step time is not above 0",))),
+        "warning",
+        "not all figures of 1 case can be used: measurement left out: a step time is not above 0",
+    ),
     "source-notes": (
         lambda: line(on({2}, source="table.csv", notes=("read from the figure",))),
         "note",

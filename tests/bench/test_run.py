@@ -138,3 +138,15 @@ def test_the_command_fails_with_our_own_row(
     told = capsys.readouterr()
     assert "one round" in told.out
     assert ("failed: vitscale ddp" in told.err) == bool(code)
+
+
+def test_it_says_beforehand_what_is_to_come(capsys: pytest.CaptureFixture[str]) -> None:
+    from vitscale.cli.bench import _progress
+
+    tell, row = _progress(), ROWS[0]
+    tell(0, 7, row, None)
+    tell(0, 7, row, Outcome("error", sentence="two\nlines"))
+    tell(1, 7, row, None)
+    first, second, _ = capsys.readouterr().out.split("\n")
+    assert first.startswith("7 rows, one after the other; DeepSpeed's may compile")
+    assert second.endswith("error: two lines")

@@ -68,9 +68,31 @@ def test_a_name_of_several_words_is_a_safe_folder(
 ) -> None:
     asked: list[Path] = []
     monkeypatch.setattr("vitscale.study.study.check_study_folder", lambda out, *_, **__: asked.append(out))
-    for name in ("../our two/H200s a:b", ".."):
+    for name in ("..our two- H200s", ".."):
         assert main.run(["study", "mine.yaml", f"name={name}", "--dry-run", "--device", "cpu"]) == 0
-    assert asked == [Path("runs/our-two-H200s-a-b"), Path("runs/study")]
+    assert asked == [Path("runs/our-two--H200s"), Path("runs/study")]
+    assert "folder: runs/our-two--H200s\n" in capsys.readouterr().out
+
+
+def test_a_long_estimate_is_in_days(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitscale.study.study.Plan.seconds_left", lambda *_: 3 * 86_400)
+    assert study("mine.yaml --dry-run --device cpu") == 0
+    assert "perhaps 3.0 days" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "part"), [("{}", "measure is missing"), ("", "must hold sections and keys")])
+def test_a_damaged_study_file_in_the_folder_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, part: str
+) -> None:
+    (folder / "s").mkdir()
+    (folder / "s" / "study.yaml").write_text(text)
+    assert study("mine.yaml --device cpu --out s") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: s/study.yaml is damaged (")
+    assert part in said
+    assert "name another --out" in said
 
 
 def test_a_dry_run_says_what_data_is_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,11 @@ from vitscale.verify.proof import Figure, Proof
 
 
 def test_names_of_recipes_are_whole(vitscale):
-    done = vitscale("recipes")
+    lines = vitscale("recipes", COLUMNS="80").stdout.splitlines()
     for name in ("cifar10-vit-b16", "imagenet100-vit-s16"):
-        assert f" {name} " in done.stdout
+        assert f"{name} (training)" in lines
+    assert max(map(len, lines)) <= 80
+    assert all(line.startswith("    ") for line in lines if line.lstrip().startswith(("hardware:", "time:")))
 
 
 def test_figures_of_a_proof_are_whole():

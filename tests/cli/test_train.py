@@ -196,3 +196,28 @@ def test_an_error_that_a_rank_finds_is_said_once(tmp_path: Path) -> None:
     assert done.stderr.count("error: ") == 1
     assert "broken.npz" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("updates", "words"), [((), "no checkpoint was written yet"), ((5, 30), "is of update 30: ")])
+def test_an_interrupt_says_from_where_the_run_can_go_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    updates: tuple[int, ...],
+    words: str,
+) -> None:
+    for update in updates:
+        folder = tmp_path / "checkpoints" / f"update-{update:08d}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    (tmp_path / "config.yaml").touch()
+
+    def interrupt(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitscale.cli.train._train", interrupt)
+    assert cli.run(["train", "digits", "--device", "cpu", "--out", str(tmp_path)]) == 130
+    said = capsys.readouterr().err
+    assert said.startswith("error: interrupted; ")
+    assert words in said
+    assert said.count("\n") == 1

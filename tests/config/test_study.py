@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from vitscale.config.load import load_config
 from vitscale.config.study import MeasureConfig, StudyConfig, dump_study, load_study, studies
 from vitscale.errors import ConfigError
 
@@ -109,6 +110,19 @@ def test_quick_with_a_recipe_replaces_the_base():
         (["exclude=3"], "exclude is a list of combinations"),
         (["axes=3"], "axes is a section"),
         (["base=3"], "base is a section"),
+        (["axes.lr=[.inf]"], "axes.lr: inf is not a finite number"),
+        (["axes.lr=[1e999]"], "axes.lr: inf is not a finite number"),
+        (["axes.lr=[.nan]"], "axes.lr: nan is not a finite number"),
+        (["measure=none"], "measure is missing; give measure.updates or measure.epochs"),
+        (["axes.engine=[ddp]", "axes.parallel.engine=[ddp]"], "axes: engine is given twice (engine, parallel.engine)"),
+        (["exclude=[{engine: dpd}]"], "exclude: engine=dpd is no value of that axis (did you mean ddp?)"),
+        (["exclude=[{micro_batch_size: [8, 99]}]"], "exclude: micro_batch_size=99 is no value of that axis"),
+        (["exclude=[{}]"], "exclude holds an empty combination"),
+        (["exclude=[{engine: ddp, parallel.engine: ddp}]"], "exclude: engine is given twice"),
+        (["name=a/b"], "name='a/b' must be 1 to 100 letters, digits, spaces and ._-"),
+        (["name='a\\nb'"], "must be 1 to 100 letters"),
+        ([f"name={'x' * 101}"], "xxx...' must be 1 to 100 letters"),
+        (["mode=weak", "axes.world_size=[1]", "fixed=global"], "clear it with fixed=none"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(tmp_path, overrides, part):
@@ -116,6 +130,45 @@ def test_what_is_wrong_is_one_sentence(tmp_path, overrides, part):
         load_study(write(tmp_path, SMALL), overrides)
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_measure_or_with_an_axis_twice(tmp_path):
+    with pytest.raises(ConfigError, match=r"^measure is missing; give measure.updates or measure.epochs$"):
+        load_study(write(tmp_path, "name: bad\nbase: {recipe: digits}\n"))
+    twice = SMALL.replace("train.micro_batch_size: [8, 16]", "parallel.engine: [ddp]")
+    with pytest.raises(ConfigError, match=r"axes: engine is given twice \(engine, parallel.engine\)"):
+        load_study(write(tmp_path, twice))
+
+
+def test_an_override_of_the_other_name_replaces_an_axis(tmp_path):
+    assert load_study(write(tmp_path, SMALL), ["axes.parallel.engine=[fsdp2]"]).axes["engine"] == ("fsdp2",)
+
+
+def test_an_exclusion_of_values_that_an_override_took_out_is_dropped(tmp_path):
+    file = write(tmp_path, SMALL + "exclude: [{engine: ddp, micro_batch_size: [8, 16]}, {micro_batch_size: 8}]\n")
+    study = load_study(file, ["axes.micro_batch_size=[16]"])
+    assert study.exclude == ({"engine": "ddp", "micro_batch_size": [16]},)
+    assert load_study(write(tmp_path, dump_study(study))) == study
+
+
+def test_an_exclusion_may_name_values_of_the_file_or_of_its_quick_part(tmp_path):
+    more = "exclude: [{micro_batch_size: 16}, {micro_batch_size: 4}]\nquick: {axes: {micro_batch_size: [2, 4]}}\n"
+    file = write(tmp_path, SMALL + more)
+    assert load_study(file, quick=True).exclude == ({"micro_batch_size": 4},)
+    assert load_study(file, ["axes.micro_batch_size=[2]"], quick=True).exclude == ()
+
+
+def test_a_file_whose_name_no_study_may_have_gives_one_that_it_may(tmp_path):
+    file = tmp_path / "my: study (2).yaml"
+    file.write_text(SMALL)
+    assert load_study(str(file)).name == "my- study -2-"
+
+
+def test_a_recipe_is_no_study_and_a_study_no_recipe():
+    with pytest.raises(ConfigError, match=r"digits is a training recipe, and no study: vitscale train digits"):
+        load_study("digits")
+    with pytest.raises(ConfigError, match=r"strong-scaling is a study, and no recipe: vitscale study strong-scaling"):
+        load_config("strong-scaling")
 
 
 def test_a_study_that_does_not_exist():

@@ -140,7 +140,9 @@ def test_unknown_columns_are_named(tmp_path: Path) -> None:
         ("T4", 8, ("T4",)),
         ("A x2, B", 3, ("A", "A", "B")),
         ("RTX A4500 (inferred)", 1, ("RTX A4500",)),
-        ("A × 2", 1, ("A",)),
+        ("A × 2", 2, ("A", "A")),
+        ("A x2, then B", 1, ("A",)),
+        ("A x99999999999, then B", 2, ("A", "A")),
         (None, 2, ()),
     ],
 )
@@ -213,3 +215,25 @@ def test_a_phase_of_no_time_is_no_fault(tmp_path: Path) -> None:
 def test_one_figure_of_a_table_is_not_called_few_updates(tmp_path: Path) -> None:
     made = imported(tmp_path, "gpus,micro_batch_size,step_ms\n1,32,10\n2,32,11\n")
     assert "few-updates" not in {finding.rule for finding in summarise(made).findings}
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ("gpus,device,step_time_ms\n4,A x99999999999,1\n", "names 99999999999 devices, but the row has 4"),
+        ('gpus,device,step_time_ms\n4,"A x2, B",1\n', "names 3 devices, but the row has 4"),
+        ('gpus,device,step_time_ms\n4,"A x2, then B",1\n', "names 3 devices, but the row has 4"),
+        ("gpus,step_time_ms\n1000001,1\n", "more than 1,000,000"),
+        ("gpus,step_time_ms\n1e300,1\n", "is more than 1e+12"),
+        ("gpus,batch_per_gpu,step_time_ms\n1000000,100000000,1\n", "a global batch of 1e+14 images"),
+        (
+            "gpus,seconds_per_epoch,seconds_min\n1,5,6\n",
+            "is not between its least and its greatest (6, not given)",
+        ),
+        ("gpus,seconds_per_epoch,seconds_max\n1,5,4\n", "is not between its least and its greatest (not given, 4)"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_row(tmp_path: Path, table: str, sentence: str) -> None:
+    with pytest.raises(DataError, match="row 2") as caught:
+        imported(tmp_path, table)
+    assert sentence in str(caught.value)

@@ -251,15 +251,32 @@ def test_a_signal_stops_it_and_the_same_command_goes_on(
     first.send_signal(signum)
     _, said = first.communicate(timeout=30)
     assert first.returncode == code
-    if signum == signal.SIGTERM:
-        assert said.count("\n") == 1
-        assert "of 4 runs done; run the same command again to go on" in said
+    assert said.count("\n") == 1
+    assert said.startswith(f"error: {'stopped' if signum == signal.SIGTERM else 'interrupted'} with ")
+    assert "of 4 runs done; run the same command again to go on" in said
     assert not living_workers(folder)
     assert len(read_folder(folder)[0]) < 4
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "runs are done already" in done.stdout
     assert set(counts(list(read_records(folder)[0])).values()) == {1}
+    assert (folder / "report.html").is_file()
+
+
+def test_a_reader_that_leaves_does_not_end_it(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CASE_SECONDS", "0.1")
+    file, folder = tmp_path / "mine.yaml", tmp_path / "out"
+    file.write_text(dump_study(study()))
+    command = [sys.executable, "-c", COMMAND, "study", str(file), "--device", "cpu", "--out", str(folder)]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert run.stderr is not None
+    run.stdout.readline()
+    run.stdout.close()
+    with run.stderr:
+        assert run.stderr.read() == ""
+    assert run.wait(timeout=60) == 0
+    assert len(read_folder(folder)[0]) == 4
     assert (folder / "report.html").is_file()
 
 

@@ -76,7 +76,7 @@ def summarise_case(case: Case) -> CaseSummary:
         name=case.name,
         axes=case.first.axes,
         identity=case.identity,
-        repeats=len(case.ok),
+        repeats=_repeats(case),
         outcomes=dict(Counter(record.outcome for record in case.records)),
         causes=tuple({record.cause.sentence: record.cause for record in case.records if record.cause}.values()),
         updates=sum(len(m.step_time_s) for m in measured),
@@ -110,6 +110,11 @@ def summarise_case(case: Case) -> CaseSummary:
         step_series=tuple(thin(m.step_time_s) for m in measured if m.step_time_s),
         warnings=_warnings(case),
     )
+
+
+def _repeats(case: Case) -> int:
+    """How many runs a figure is of: those with a time, or with anything at all where none has."""
+    return len(case.times) or sum(bool(record.measurement or record.learning) for record in case.ok)
 
 
 def thin(values: Sequence[T]) -> tuple[T, ...]:

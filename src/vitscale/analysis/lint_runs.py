@@ -10,6 +10,7 @@ from vitscale.analysis.phrases import count, some
 from vitscale.analysis.statistics import drift, relative_spread
 from vitscale.analysis.study import Study, names
 from vitscale.analysis.summary import Finding
+from vitscale.results.possible import LEFT_OUT
 from vitscale.results.record import Measurement
 
 _MIN_UPDATES = 10
@@ -123,7 +124,24 @@ def skipped_updates(study: Study) -> Iterator[Finding]:
         yield Finding("skipped-updates", "note", sentence, names(skipped))
 
 
+def left_out(study: Study) -> Iterator[Finding]:
+    """Figures of a run that were not believed, and so not read."""
+    noted = [
+        (case.name, note)
+        for case in study.cases
+        for record in case.records
+        for note in record.notes
+        if LEFT_OUT in note
+    ]
+    if noted:
+        cases = tuple(dict.fromkeys(name for name, _ in noted))
+        what = some(dict.fromkeys(note for _, note in noted))
+        sentence = f"not all figures of {count(len(cases), 'case')} can be used: {what}"
+        yield Finding("left-out", "warning", sentence, cases)
+
+
 RULES = (
+    left_out,
     warmup_in_mean,
     few_updates,
     spread,

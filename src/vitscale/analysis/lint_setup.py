@@ -13,9 +13,12 @@ from vitscale.analysis.phrases import count, some
 from vitscale.analysis.statistics import t_p_value
 from vitscale.analysis.study import Study, names
 from vitscale.analysis.summary import Finding
+from vitscale.results.possible import LEFT_OUT
 from vitscale.results.rates import pace
 from vitscale.results.record import Record
 
+_ENGINES = {"single", "ddp", "fsdp2", "deepspeed"}
+_PRECISIONS = {"fp8", "fp16", "bf16", "tf32", "fp32", "fp64"}
 REFERENCE = "single"  # the engine that the proof compares the others with
 _DRIFT = 0.02
 _MIN_ORDERED = 8
@@ -212,13 +215,30 @@ def source_notes(study: Study) -> Iterator[Finding]:
     for case in study.cases:
         for record in case.records:
             for note in record.notes if record.source != "vitscale" else ():
+                if LEFT_OUT in note:
+                    continue  # lint_runs.left_out says it
                 noted.setdefault(note, []).append(case.name)
     for note, cases in noted.items():
         sentence = f"the source says of {count(len(set(cases)), 'case')}: {note}"
         yield Finding("source-notes", "note", sentence, tuple(dict.fromkeys(cases)))
 
 
+def unknown_names(study: Study) -> Iterator[Finding]:
+    """Engines and precisions of a published source that nothing here knows, slips of the pen among them."""
+    identities = [record.identity for record in study.records() if record.source != "vitscale"]
+    engines = {found.engine for found in identities if found.engine} - _ENGINES
+    precisions = {
+        found.precision for found in identities if found.precision and set(found.precision.split("/")) - _PRECISIONS
+    }
+    for what, unknown in (("engine", engines), ("precision", precisions)):
+        if unknown:
+            sentence = f"{what} {some(sorted(unknown))} is none that vitscale knows: it is compared by its name alone"
+            cases = [case for case in study.measured if getattr(case.identity, what) in unknown]
+            yield Finding("unknown-name", "note", sentence, names(cases))
+
+
 RULES = (
+    unknown_names,
     single_run,
     mixed_software,
     unlike_devices,

@@ -27,7 +27,7 @@ class CaseSummary:
     name: str
     axes: dict[str, Scalar]
     identity: Identity
-    repeats: int  # that ended ok
+    repeats: int  # that ended ok and gave a figure
     outcomes: dict[OutcomeKind, int]
     causes: tuple[Cause, ...]
     updates: int  # counted, over all repeats

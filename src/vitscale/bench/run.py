@@ -18,6 +18,7 @@ from vitscale.config.run import RunConfig
 from vitscale.errors import RunFolderError
 from vitscale.estimate.vit import expected_classes, num_parameters, shape_of, training_flops
 from vitscale.hardware import peak_flops
+from vitscale.results.files import output_errors
 from vitscale.results.record import RECORDS_FILE, Cause, Identity, Measurement, Record
 from vitscale.results.records import RecordStore
 from vitscale.study.case import Job, Outcome
@@ -58,7 +59,7 @@ def run_bench(bench: Bench, out: Path, on_row: OnRow | None = None) -> list[Reco
     rows = cases(config, bench.world_size, bench.device_type)
     plan = running_order(len(rows), bench.rounds, ORDER_SEED)
     made: dict[tuple[int, int], Record] = {}
-    with RecordStore(out / RECORDS_FILE) as store:
+    with _open_store(out) as store:
         for index, (place, number) in enumerate(plan):
             row = rows[place]
             if on_row:
@@ -74,8 +75,14 @@ def run_bench(bench: Bench, out: Path, on_row: OnRow | None = None) -> list[Reco
 
 def check_out(out: Path) -> None:
     """Refuse a folder that holds records."""
-    if (out / RECORDS_FILE).exists():
-        raise RunFolderError(f"{out} holds records already ({RECORDS_FILE}); name another --out")
+    with output_errors(out, "name another --out"):
+        if (out / RECORDS_FILE).exists():
+            raise RunFolderError(f"{out} holds records already ({RECORDS_FILE}); name another --out")
+
+
+def _open_store(out: Path) -> RecordStore:
+    with output_errors(out, "name another --out"):
+        return RecordStore(out / RECORDS_FILE)
 
 
 def _random_data(bench: Bench) -> RunConfig:

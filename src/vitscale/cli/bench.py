@@ -48,6 +48,7 @@ def bench(
     from vitscale.bench.run import Bench, check_out, run_bench
     from vitscale.bench.table import ours_failed
     from vitscale.cli.preflight import check_devices
+    from vitscale.cli.unheard import go_on_unheard
     from vitscale.config.decide import decide
     from vitscale.config.load import load_config
     from vitscale.errors import EXIT_OK, EXIT_RUN_FAILED
@@ -62,6 +63,7 @@ def bench(
     folder = out or Path("benches") / f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = machine.facts.cuda_names[:nproc]
     work = Bench(run, nproc, machine.device_type, names, warmup, updates, trace=0, rounds=rounds)
+    go_on_unheard()
     records = run_bench(work, folder, _progress())
     _print(records)
     typer.echo(f"records: {folder / 'records.jsonl'}")
@@ -73,11 +75,13 @@ def bench(
 def _progress() -> OnRow:
     def tell(index: int, total: int, row: Case, outcome: Outcome | None) -> None:
         if outcome is None:
+            if index == 0:
+                typer.echo(f"{total} rows, one after the other; DeepSpeed's may compile an operator first, for minutes")
             typer.echo(f"[{index + 1}/{total}] {row.who}{' + compile' if row.compile else ''} ...", nl=False)
         elif outcome.kind == "ok":
             typer.echo(f" {outcome.seconds:.0f} s")
         else:
-            typer.echo(f" {outcome.kind}: {outcome.sentence}")
+            typer.echo(f" {outcome.kind}: {' '.join((outcome.sentence or '').split())}")
 
     return tell
 

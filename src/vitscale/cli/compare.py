@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from vitscale.analysis.compare import Comparison
     from vitscale.analysis.summary import Difference
+    from vitscale.results.record import Record
 
 
 def compare(
@@ -54,14 +56,23 @@ def compare(
     limit = None if fail_if_slower is None else _limit(fail_if_slower)
     if allow_missing and limit is None:
         raise ConfigError("--allow-missing belongs to --fail-if-slower, which is not given")
-    comparison = compare_records(
-        read_study(a)[0], read_study(b)[0], allow_different=allow_different, allow_missing=allow_missing
-    )
+    a_records, b_records = read_study(a)[0], read_study(b)[0]
+    comparison = compare_records(a_records, b_records, allow_different=allow_different, allow_missing=allow_missing)
+    called = _short_names((*b_records, *a_records))
     if json:
         _print_json(comparison)
     else:
-        _print(comparison)
-    return EXIT_OK if limit is None or _holds(comparison, limit, quiet=json) else EXIT_CHECK_FAILED
+        _print(comparison, called)
+    return EXIT_OK if limit is None or _holds(comparison, limit, called, quiet=json) else EXIT_CHECK_FAILED
+
+
+def _short_names(records: Sequence[Record]) -> dict[str, str]:
+    """Case name -> the name that the report gives it."""
+    from vitscale.analysis.cases import group, summarise_case
+    from vitscale.report.words import labels
+
+    cases = [summarise_case(case) for case in group(records)]
+    return labels(cases, dict.fromkeys(name for case in cases for name in case.axes))
 
 
 def _limit(text: str) -> float:
@@ -71,12 +82,12 @@ def _limit(text: str) -> float:
         limit = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
         limit = -1.0
-    if not 0 <= limit < 1:
-        raise ConfigError(f"--fail-if-slower {text}: give a share from 0 to 1, such as 5% or 0.05")
+    if not 0 < limit < 1:
+        raise ConfigError(f"--fail-if-slower {text}: give a share above 0 and below 1, such as 5% or 0.05")
     return limit
 
 
-def _holds(comparison: Comparison, limit: float, *, quiet: bool) -> bool:
+def _holds(comparison: Comparison, limit: float, called: Mapping[str, str], *, quiet: bool) -> bool:
     """Whether B passes; says why not, and what the check could not have seen."""
     from vitscale.errors import CompareError
     from vitscale.report.words import clean
@@ -87,8 +98,15 @@ def _holds(comparison: Comparison, limit: float, *, quiet: bool) -> bool:
     slow = [row for row in judged if row.verdict == "slower" and row.ratio and row.ratio.value >= 1 + limit]
     unjudged = [row for row in comparison.differences if row.verdict == "not compared"]
     blind = [row for row in judged if row.smallest_seen is not None and row.smallest_seen > limit]
-    lines = [f"slower by {limit:.1%} or more: {row.case}" for row in slow]
-    lines += [f"broken: {name}: {why}" for name, why in comparison.broken]
+    if judged and len(blind) == len(judged) and not slow and not comparison.broken:
+        least = min(row.smallest_seen for row in blind if row.smallest_seen is not None)
+        other = f", or a limit of {least:.1%} or more" if least < 1 else ""
+        raise CompareError(
+            f"all {len(judged)} comparisons are too noisy to find a slow-down of {limit:.1%} with 90 % power, and a "
+            f"check that cannot fail does not pass; give more repeats{other}"
+        )
+    lines = [f"slower by {limit:.1%} or more: {called.get(row.case, row.case)}" for row in slow]
+    lines += [f"broken: {called.get(name, name)}: {why}" for name, why in comparison.broken]
     if blind:
         lines.append(
             f"too noisy to find a slow-down of {limit:.1%} with 90 % power: {len(blind)} of {len(judged)} comparisons; "
@@ -101,25 +119,25 @@ def _holds(comparison: Comparison, limit: float, *, quiet: bool) -> bool:
     return not slow and not comparison.broken
 
 
-def _print(comparison: Comparison) -> None:
+def _print(comparison: Comparison, called: Mapping[str, str]) -> None:
     from rich.console import Console
 
     from vitscale.analysis.phrases import some
     from vitscale.report.words import clean
 
     console = Console(highlight=False, markup=False)
-    console.print(_table(comparison))
+    console.print(_table(comparison, called))
     reasons: dict[str, list[str]] = {}
     for row in comparison.differences:
         if row.reason:
-            reasons.setdefault(row.reason, []).append(row.case)
+            reasons.setdefault(row.reason, []).append(called.get(row.case, row.case))
     for reason, cases in reasons.items():
         console.print(clean(f"not compared: {some(cases)}: {reason}"))
     for note in comparison.notes:
         console.print(clean(f"note: {note}"))
 
 
-def _table(comparison: Comparison) -> Table:
+def _table(comparison: Comparison, called: Mapping[str, str]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
     from rich.text import Text
@@ -138,7 +156,7 @@ def _table(comparison: Comparison) -> Table:
     colours = {"slower": "red", "faster": "green"}
     for row in comparison.differences:
         table.add_row(
-            Text(clean(row.case)),
+            Text(clean(called.get(row.case, row.case))),
             _ratio(row),
             _p_value(row.p_value),
             Text(row.verdict, style=colours.get(row.verdict, "")),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vitscale.estimate.memory import activation_bytes, model_state
 from vitscale.estimate.vit import ViTShape, num_parameters, shape_of, training_flops
 from vitscale.hardware import peak_flops
-from vitscale.observers.progress import duration
+from vitscale.observers.progress import span
 
 if TYPE_CHECKING:
     from vitscale.cli.preflight import Plan
@@ -110,7 +110,7 @@ def _time(plan: Plan, shape: ViTShape, images: float) -> str:
         if peak is None:
             return f"{UNKNOWN}: no peak is listed for a {plan.facts.cuda_names[0]}"
         rate, what = peak * size, f"the GPU's peak of {peak / 1e12:,.0f} TFLOP/s"
-    bound = duration(flops * images / rate)
+    bound = span(flops * images / rate)
     return f"at least {bound} (matrix products alone, at {what}; large models take about twice that, small ones more)"
 
 

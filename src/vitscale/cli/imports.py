@@ -28,18 +28,20 @@ def import_table(
       vitscale import published.csv --out runs/published --set precision=fp32 --set lr=1e-4
       vitscale report runs/published
     """
+    from vitscale.results.files import output_errors
     from vitscale.results.published import import_records
     from vitscale.results.record import RECORDS_FILE
     from vitscale.results.records import write_records
     from vitscale.results.run_folder import check_folder
 
     imported = import_records(table, _facts(facts or []))
-    check_folder(out)
-    if out.exists() and any(out.iterdir()):
-        from vitscale.errors import RunFolderError
+    with output_errors(out, "name another --out"):
+        check_folder(out)
+        if out.exists() and any(out.iterdir()):
+            from vitscale.errors import RunFolderError
 
-        raise RunFolderError(f"{out} is not empty; name another --out")
-    write_records(out / RECORDS_FILE, imported.records)
+            raise RunFolderError(f"{out} is not empty; name another --out")
+        write_records(out / RECORDS_FILE, imported.records)
     cases = len({record.case for record in imported.records})
     typer.echo(f"{len(imported.records)} rows of {table.name} are {cases} cases in {out / RECORDS_FILE}")
     if imported.unknown:

@@ -86,7 +86,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return _fail(_with_help(message(), error), EXIT_BAD_INPUT)
         from vitscale.launch.failure import as_named
 
-        if named := as_named(error):  # a full disk, or memory, in a command that has no word of its own for it
+        command = list(sys.argv[1:] if arguments is None else arguments)[:1]
+        # A full disk, or memory, in a command that has no word of its own for it.
+        if named := as_named(error, resumes=command in (["train"], ["study"])):
             return _fail(str(named), named.exit_code)
         import traceback
 

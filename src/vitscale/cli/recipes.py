@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 
-def recipes(json: Annotated[bool, typer.Option("--json", help="Print a JSON list, not a table.")] = False) -> None:
+def recipes(json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
     """List the packaged recipes and studies: kind, hardware, time, expected result.
 
     A recipe's name is the CONFIG of train, show and verify, a study's the STUDY of study. Nothing in them is fixed: any
@@ -31,9 +31,12 @@ def recipes(json: Annotated[bool, typer.Option("--json", help="Print a JSON list
         typer.echo(json_module.dumps([asdict(recipe) for recipe in listed], indent=2))
         return
     from rich.console import Console
-    from rich.table import Column, Table
+    from rich.padding import Padding
+    from rich.text import Text
 
-    table = Table(Column("recipe", no_wrap=True), "kind", "hardware", "time", "expected", "what it is")
+    console = Console(highlight=False)
     for recipe in listed:
-        table.add_row(recipe.name, recipe.kind, recipe.hardware, recipe.time, recipe.expected, recipe.summary)
-    Console().print(table)
+        console.print(Text.assemble((recipe.name, "bold"), f" ({recipe.kind})"))
+        console.print(Padding(Text(recipe.summary), (0, 0, 0, 2), expand=False))
+        for name in ("hardware", "time", "expected"):
+            console.print(Padding(Text(f"{name}: {getattr(recipe, name)}"), (0, 0, 0, 4), expand=False))

@@ -61,6 +61,7 @@ def study(
     """
     from rich.console import Console
 
+    from vitscale.cli.unheard import go_on_unheard
     from vitscale.config.study import load_study
     from vitscale.results.run_folder import hold_run_folder
     from vitscale.study.expand import check_count, slug
@@ -76,9 +77,10 @@ def study(
     console = Console(highlight=False)
     plan = _plan(config, machine, folder, retry_failed)
     if dry_run:
-        return _dry_run(plan, console)
+        return _dry_run(plan, folder, console)
     _check_data(plan)  # what is wrong is said before a folder is made
     signal.signal(signal.SIGTERM, _stop)
+    go_on_unheard()
     with hold_run_folder(folder):
         plan = _plan(config, machine, folder, retry_failed)  # under the lock: nobody else adds records now
         _run(plan, folder, console, prove=prove)
@@ -165,10 +167,10 @@ def _where(plan: Plan) -> str:
 
 
 def _time(plan: Plan) -> str:
-    from vitscale.observers.progress import duration
+    from vitscale.observers.progress import span
 
     forecast = plan.forecast()
-    text = duration(plan.seconds_left(forecast))
+    text = span(plan.seconds_left(forecast))
     return f"about {text}" if forecast.measured else f"perhaps {text} (a guess: nothing of it has been timed here)"
 
 
@@ -178,13 +180,13 @@ def _count(number: int, noun: str) -> str:
 
 def _show(step: Step, console: Console, status: Status) -> None:
     """A line for every run that has ended, and on a terminal the one that goes on."""
-    from vitscale.observers.progress import duration
+    from vitscale.observers.progress import span
 
     name = f"{step.case.name}, repeat {step.repeat}"
     if step.record is None:
-        status.update(f"{step.done + 1} of {step.total}: {name}  (about {duration(step.seconds_left)} left)")
+        status.update(f"{step.done + 1} of {step.total}: {name}  (about {span(step.seconds_left)} left)")
         return
-    left = f"  (about {duration(step.seconds_left)} left)" if step.done < step.total else ""
+    left = f"  (about {span(step.seconds_left)} left)" if step.done < step.total else ""
     line = f"[{step.done}/{step.total}] {name}: {_ending(step.record)}{left}"
     console.print(line, markup=False, soft_wrap=True)
 
@@ -192,7 +194,7 @@ def _show(step: Step, console: Console, status: Status) -> None:
 def _ending(record: Record) -> str:
     seconds = f"{record.seconds or 0:.0f} s"
     if record.outcome != "ok":
-        return f"{record.outcome} after {seconds}: {record.cause.sentence if record.cause else ''}"
+        return f"{record.outcome} after {seconds}: {' '.join(record.cause.sentence.split()) if record.cause else ''}"
     measured = record.measurement
     speed = (
         f", {sum(measured.images) / sum(measured.step_time_s):,.0f} images/s" if measured and measured.images else ""
@@ -204,7 +206,7 @@ def _ending(record: Record) -> str:
     return f"ok, {seconds}{speed}{accuracy}"
 
 
-def _dry_run(plan: Plan, console: Console) -> int:
+def _dry_run(plan: Plan, folder: Path, console: Console) -> int:
     from rich.table import Column, Table
 
     table = Table(
@@ -224,6 +226,7 @@ def _dry_run(plan: Plan, console: Console) -> int:
     console.print(
         f"{_count(len(plan.todo), 'run')} to go on {_where(plan)}: {_time(plan)}; nothing was run", soft_wrap=True
     )
+    console.print(f"folder: {folder}", markup=False, soft_wrap=True)
     return 0
 
 

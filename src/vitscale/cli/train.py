@@ -13,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from vitscale.cli.preflight import Plan
+    from vitscale.errors import VitscaleError
     from vitscale.launch.detect import OuterLaunch
     from vitscale.launch.outcome import GroupOutcome
 
@@ -72,7 +73,10 @@ def train(
         for note in plan.notes:
             typer.echo(f"note: {note}")
     with tempfile.TemporaryDirectory(prefix="vitscale-") as folder:
-        code = _train(plan, Path(folder), outer, fresh=fresh)
+        try:
+            code = _train(plan, Path(folder), outer, fresh=fresh)
+        except KeyboardInterrupt:
+            raise _interrupted(plan.out) from None
     if code == 0 and (outer is None or outer.rank == 0):
         _print_result(plan.out)
     return code
@@ -86,6 +90,19 @@ def _train(plan: Plan, folder: Path, outer: OuterLaunch | None, *, fresh: bool) 
     if outer is not None or plan.decisions.world_size == 1:
         return _train_here(plan, config_file, outer, fresh=fresh)
     return _train_in_group(plan, config_file, folder / "ranks", fresh=fresh)
+
+
+def _interrupted(out: Path) -> VitscaleError:
+    """Ctrl-C, and from where the run can go on."""
+    from vitscale.errors import Interrupted
+
+    last = max((file.parent.name for file in (out / "checkpoints").glob("update-*/manifest.json")), default=None)
+    if last is None:
+        return Interrupted("interrupted; no checkpoint was written yet, so the run begins anew")
+    return Interrupted(
+        f"interrupted; the last checkpoint is of update {int(last.removeprefix('update-'))}: run the same command "
+        f"again with --out {out} to go on from it"
+    )
 
 
 def _train_here(plan: Plan, config_file: Path, outer: OuterLaunch | None, *, fresh: bool) -> int:

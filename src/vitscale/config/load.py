@@ -25,6 +25,7 @@ from vitscale.config.run import RunConfig
 from vitscale.errors import ConfigError
 
 _RECIPES = files("vitscale.config") / "recipes"
+_STUDIES = files("vitscale.config") / "studies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ def read_tree(source: str | Path) -> Tree:
 
 def _read_recipe(name: str) -> Tree:
     if not (_RECIPES / f"{name}.yaml").is_file():
+        if (_STUDIES / f"{name}.yaml").is_file():
+            raise ConfigError(f"{name} is a study, and no recipe: vitscale study {name}")
         known = [recipe.name for recipe in recipes()]
         raise ConfigError(
             f"there is no recipe {name!r}{nearest(name, known)}; `vitscale recipes` lists them, and a file of your own "

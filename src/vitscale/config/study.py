@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +20,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from vitscale.config.axes import Scalar, axis_name
-from vitscale.config.load import Recipe, read_packaged, read_recipe_section, read_tree
+from vitscale.config.load import Recipe, read_packaged, read_recipe_section, read_tree, recipes
 from vitscale.config.messages import describe, nearest, tidy
 from vitscale.config.overrides import Tree, apply_overrides, merge
 from vitscale.config.run import NonNegative, Positive, RunConfig, Section
@@ -26,6 +28,7 @@ from vitscale.errors import ConfigError
 
 _STUDIES = files("vitscale.config") / "studies"
 MIN_TRACE = 10
+MAX_NAME = 100
 
 
 class MeasureConfig(Section):
@@ -77,11 +80,20 @@ class StudyConfig(Section):
     exclude: tuple[dict[str, Any], ...] = Field((), description="combinations left out, as some of their axis values")
 
     @model_validator(mode="after")
+    def _name_is_plain(self) -> StudyConfig:
+        if not re.fullmatch(rf"[\w. -]{{1,{MAX_NAME}}}", self.name):
+            shown = self.name if len(self.name) <= 40 else f"{self.name[:37]}..."
+            raise ValueError(
+                f"name={shown!r} must be 1 to {MAX_NAME} letters, digits, spaces and ._-, since a folder is named by it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _mode_fits(self) -> StudyConfig:
         if self.mode == "strong" and self.fixed is None:
             raise ValueError("mode=strong needs fixed=global or fixed=per_device: say which batch size is kept")
         if self.mode != "strong" and self.fixed is not None:
-            raise ValueError(f"fixed={self.fixed} has a meaning with mode=strong only")
+            raise ValueError(f"fixed={self.fixed} has a meaning with mode=strong only; clear it with fixed=none")
         if self.mode != "weak" and self.images_per_device is not None:
             raise ValueError("images_per_device has a meaning with mode=weak only")
         if self.mode == "weak" and self.measure.updates is None and self.images_per_device is None:
@@ -114,12 +126,18 @@ def load_study(source: str | Path, overrides: Sequence[str] = (), *, quick: bool
     tree, folder = _read(source)
     tree.pop("recipe", None)
     small = tree.pop("quick", None)
+    layers = [_flat_axes(tree).get("axes") or {}]  # whose values exclude may name, whatever is laid over them
     if quick:
         if small is None:
             raise ConfigError(f"study {source} has no `quick:` part, so --quick has no effect on it; leave it out")
-        tree = _lay(tree, small)
-    tree = _named(apply_overrides(_flat_axes(tree), overrides))
-    tree = {"name": Path(source).stem, **tree, "base": _base(tree.get("base"), folder)}
+        tree = _lay(_flat_axes(tree), _flat_axes(small) if isinstance(small, dict) else small)
+    tree = _flat_axes(tree)
+    layers.append(tree.get("axes") or {})
+    _check_spelling("axes", [_key(text).removeprefix("axes.") for text in overrides if _key(text).startswith("axes.")])
+    tree = _named(apply_overrides(tree, overrides), layers)
+    tree = {"name": _name_of(source), **tree, "base": _base(tree.get("base"), folder)}
+    if tree.get("measure") in (None, "none"):
+        raise ConfigError("measure is missing; give measure.updates or measure.epochs")
     try:
         return StudyConfig.model_validate(tidy(tree, StudyConfig))
     except ValidationError as error:
@@ -139,6 +157,8 @@ def _names() -> list[str]:
 def _read(source: str | Path) -> tuple[Tree, Path]:
     """The tree, and the folder that paths in it may be relative to."""
     if isinstance(source, str) and "/" not in source and not source.endswith((".yaml", ".yml")):
+        if source in [recipe.name for recipe in recipes()]:
+            raise ConfigError(f"{source} is a training recipe, and no study: vitscale train {source}")
         if source not in _names():
             raise ConfigError(
                 f"there is no study {source!r}{nearest(source, _names())}; `vitscale recipes` lists them, and a file "
@@ -173,14 +193,17 @@ def _base(base: Any, folder: Path) -> Tree:
     return tidy(merge(under, sections), RunConfig)
 
 
-def _flat_axes(tree: Tree) -> Tree:
+def _flat_axes(tree: Tree, *, strict: bool = True) -> Tree:
     """Axes by canonical name, so that an override of either name meets the study's own axis."""
     axes = tree.get("axes")
     if axes is None:
         return tree
     if not isinstance(axes, dict):
         raise ConfigError("axes is a section: an axis on each line, with the list of its values")
-    return {**tree, "axes": {axis_name(name): values for name, values in _flat(axes)}}
+    pairs = _flat(axes)
+    if strict:
+        _check_spelling("axes", [name for name, _ in pairs])
+    return {**tree, "axes": {axis_name(name): values for name, values in pairs}}
 
 
 def _flat(axes: Tree, prefix: str = "") -> list[tuple[str, Any]]:
@@ -191,24 +214,67 @@ def _flat(axes: Tree, prefix: str = "") -> list[tuple[str, Any]]:
     return pairs
 
 
-def _named(tree: Tree) -> Tree:
+def _named(tree: Tree, layers: list[Tree]) -> Tree:
     """Flat axes with canonical names and lists of values; `none` takes an axis out, a lone value is a list of one."""
-    tree = _flat_axes(tree)
+    tree = _flat_axes(tree, strict=False)  # an override of one name meets the study's own axis of the other
     axes = {
         name: _values(name, values) for name, values in (tree.get("axes") or {}).items() if values not in (None, "none")
     }
     exclude = tree.get("exclude") or []
     if not isinstance(exclude, list) or not all(isinstance(entry, dict) for entry in exclude):
         raise ConfigError("exclude is a list of combinations, such as [{engine: fsdp2, micro_batch_size: 16}]")
-    named = [{axis_name(name): value for name, value in _flat(entry)} for entry in exclude]
-    for name in (name for entry in named for name in entry):
+    return {**tree, "axes": axes, "exclude": [kept for entry in exclude if (kept := _excluded(entry, axes, layers))]}
+
+
+def _excluded(entry: Tree, axes: dict[str, list[Scalar]], layers: list[Tree]) -> Tree | None:
+    """An entry of exclude by canonical names; None if it meets only values that the study had before the overrides."""
+    pairs = _flat(entry)
+    if not pairs:
+        raise ConfigError(
+            "exclude holds an empty combination, which would leave no case; name axes in it, or remove it"
+        )
+    _check_spelling("exclude", [name for name, _ in pairs])
+    named = {axis_name(name): value for name, value in pairs}
+    for name, value in named.items():
         if name not in axes:
             raise ConfigError(f"exclude names {name}, which is no axis of this study{nearest(name, axes)}")
-    return {**tree, "axes": axes, "exclude": named}
+        values = [*axes[name], *(one for layer in layers for one in _listed(layer.get(name, [])))]
+        for one in _listed(value):
+            if one not in values:
+                hint = nearest(str(one), map(str, axes[name]))
+                raise ConfigError(f"exclude: {name}={str(one)[:60]} is no value of that axis{hint}")
+    named = {
+        name: [one for one in value if one in axes[name]] if isinstance(value, list) else value
+        for name, value in named.items()
+    }
+    met = all(value if isinstance(value, list) else value in axes[name] for name, value in named.items())
+    return named if met else None
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _check_spelling(section: str, names: Iterable[str]) -> None:
+    """Refuse an axis that is there under both its names: which of the two counts would be chance."""
+    spelled: dict[str, str] = {}
+    for name in names:
+        other = spelled.setdefault(axis_name(name), name)
+        if other != name:
+            raise ConfigError(f"{section}: {axis_name(name)} is given twice ({other}, {name})")
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
+
+
+def _name_of(source: str | Path) -> str:
+    """The name of a study that gives none: its file's, as far as a name may hold it."""
+    return re.sub(r"[^\w. -]+", "-", Path(source).stem)[:MAX_NAME] or "study"
 
 
 def _values(name: str, values: Any) -> list[Scalar]:
-    listed = values if isinstance(values, list) else [values]
+    listed = _listed(values)
     if not listed:
         raise ConfigError(
             f"axes.{name}=[] holds no value, so the study has no case; give one, or none to drop the axis"
@@ -216,6 +282,8 @@ def _values(name: str, values: Any) -> list[Scalar]:
     for value in listed:
         if not isinstance(value, Scalar):
             raise ConfigError(f"axes.{name}: {str(value)[:60]} is not a single value (a number, a word, true or false)")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"axes.{name}: {value} is not a finite number")
     if name in ("world_size", "nodes", "devices_per_node"):
         _check_counts(name, listed)
     if len({repr(value) for value in listed}) < len(listed):

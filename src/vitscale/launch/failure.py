@@ -94,8 +94,11 @@ def first_line(error: BaseException, limit: int = 200) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def as_named(error: BaseException) -> VitscaleError | None:
-    """Return the named error that `error` amounts to, or None if it is not one that vitscale knows."""
+def as_named(error: BaseException, *, resumes: bool = True) -> VitscaleError | None:
+    """Return the named error that `error` amounts to, or None if it is not one that vitscale knows.
+
+    resumes: whether the command, run again, goes on where it was.
+    """
     if isinstance(error, VitscaleError):
         return error
     for link in _chain(error):
@@ -105,7 +108,8 @@ def as_named(error: BaseException) -> VitscaleError | None:
         if is_disk_full(link):
             name = getattr(link, "filename", None)
             where = f" while writing {name}" if name else ""
-            return RunFailed(f"the disk is full{where}; free some space and run the same command again to resume")
+            again = "run the same command again" + (" to resume" if resumes else "")
+            return RunFailed(f"the disk is full{where}; free some space and {again}")
     return None
 
 

@@ -112,3 +112,9 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def span(seconds: float) -> str:
+    """An estimate for people: as duration, and in days above two of them, where hours and seconds say nothing."""
+    days = seconds / 86_400
+    return duration(seconds) if days <= 2 else f"{days:,.1f} days"

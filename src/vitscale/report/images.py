@@ -10,6 +10,7 @@ from vitscale.errors import RunFailed
 from vitscale.report.figure import Panel
 from vitscale.report.figures import figures
 from vitscale.report.order import in_reading_order
+from vitscale.results.files import output_errors
 
 FORMATS = ("svg", "png")
 _WIDTH, _SCALE = 800, 2
@@ -22,7 +23,8 @@ def write_figures(summary: Summary, folder: Path) -> list[Path]:
         raise RunFailed(_MISSING)
     import kaleido
 
-    folder.mkdir(parents=True, exist_ok=True)
+    with output_errors(folder, "give --figures a folder that can be written"):
+        folder.mkdir(parents=True, exist_ok=True)
     jobs = [
         {"fig": _alone(panel, len(figure.legend) > 1), "path": str(path), "opts": _options(panel, kind)}
         for figure in figures(in_reading_order(summary))

@@ -28,6 +28,8 @@ def render(summary: Summary) -> str:
     if rest:
         parts.append("\n".join(f"* **{escape(s.topic)}.** {escape(s.sentence)}" for s in rest))
     parts += [*_table(table(summary)), *_failures(summary), *_findings(summary)]
+    if summary.broken_lines:
+        parts.append(escape(words.left_out(summary)[-1]))
     if on := environment.headline(summary):
         parts.append(f"Measured on {escape(on)}.")
     return "\n\n".join(parts) + "\n"

@@ -36,6 +36,8 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
         yield Text.assemble((f"{statement.topic}: ", "bold"), statement.sentence)
     yield ""
     yield _table(table(summary), summary)
+    for sentence in words.left_out(summary):
+        yield Text(sentence)
     counts = [(s, sum(1 for f in summary.findings if f.severity == s)) for s in ("error", "warning", "note")]
     told = words.listing([words.plural(count, severity) for severity, count in counts if count])
     if told:

@@ -61,6 +61,9 @@ def _failures(summary: Summary) -> list[Statement]:
     counts = _outcomes([*lost, *partly])
     counts.pop("ok", None)
     runs = words.listing([f"{count} {words.OUTCOMES[kind]}" for kind, count in counts.most_common()])  # type: ignore[index]
+    ended = sum(case.outcomes.get("ok", 0) - case.repeats for case in [*lost, *partly])
+    if ended > 0:
+        runs = words.listing([*([runs] if runs else []), f"{ended} ok without a figure"])
     text = f"{words.plural(len(lost), 'case')} of {len(summary.cases)} gave no measurement"
     if partly:
         text += f" and {words.plural(len(partly), 'case')} lost some of the repeats"

@@ -238,6 +238,14 @@ def series_labels(summary: Summary) -> list[str]:
     ]
 
 
+def left_out(summary: Summary) -> list[str]:
+    """Sentences on what of the records could not be read, or was not believed."""
+    said = [sentence(finding.sentence) for finding in summary.findings if finding.rule == "left-out"]
+    if summary.broken_lines:
+        said.append(f"{plural(summary.broken_lines, 'unreadable line')} of the records skipped.")
+    return said
+
+
 def labels(cases: Sequence[CaseSummary], vary: Iterable[str]) -> dict[str, str]:
     """case name -> a short label of what differs among these cases; those alike keep their full name behind it."""
     made: dict[str, str] = {}

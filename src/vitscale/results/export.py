@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, get_args
 
 from vitscale.errors import ConfigError
-from vitscale.results.files import write_atomically
+from vitscale.results.files import output_errors, whole_file, write_atomically
 from vitscale.results.rates import images_per_s, step_time_s
 from vitscale.results.record import PHASES, DeviceState, Identity, Measurement, Record
 
@@ -33,8 +33,9 @@ def export_records(records: Sequence[Record], path: Path) -> None:
     """Write the records in the form that the file's ending names."""
     if (write := _WRITERS.get(path.suffix)) is None:
         raise ConfigError(f"{path.name}: nothing here writes '{path.suffix}'; known are {', '.join(_WRITERS)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(records, path)
+    with output_errors(path, "give --export a path that can be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(records, path)
 
 
 def table(records: Sequence[Record]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -70,9 +71,8 @@ def write_parquet(records: Sequence[Record], path: Path) -> None:
         kind = pa.list_(pa.int64() if name == "images" else pa.float64())
         raw = [list(getattr(record.measurement, name)) if record.measurement else None for record in records]
         arrays[name] = pa.array(raw, type=kind)
-    temporary = path.with_name(f".{path.name}.tmp")
-    pq.write_table(pa.table(arrays), temporary)
-    temporary.replace(path)
+    with whole_file(path) as temporary:
+        pq.write_table(pa.table(arrays), temporary)
 
 
 def write_mllog(records: Sequence[Record], path: Path) -> None:

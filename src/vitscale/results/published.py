@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 
 from vitscale.errors import DataError
 from vitscale.results.record import (
+    MAX_BATCH,
+    MAX_WORLD_SIZE,
     Attribution,
     Communication,
     EpochTimes,
@@ -157,8 +159,12 @@ def _identity(row: Row) -> Identity:
     world_size = row.whole("world_size")
     if world_size is None:
         raise DataError(f"{row.where} has no number of devices")
+    if world_size > MAX_WORLD_SIZE:
+        raise DataError(f"{row.where}, column world_size: {world_size:.3g} devices are more than {MAX_WORLD_SIZE:,}")
     micro, accum = row.whole("micro_batch_size"), row.whole("grad_accum_steps")
     batch = row.whole("global_batch_size") or (micro * (accum or 1) * world_size if micro else None)
+    if batch is not None and batch > MAX_BATCH:
+        raise DataError(f"{row.where}: a global batch of {batch:.3g} images is more than {MAX_BATCH:.0e}")
     nodes = row.whole("nodes") or (world_size if row.text("placement") == "one GPU per node" else 1)
     warmup = row.number("warmup_updates")
     return Identity(
@@ -168,7 +174,7 @@ def _identity(row: Row) -> Identity:
         zero_stage=_stage(row),
         world_size=world_size,
         nodes=nodes,
-        device_names=device_names(row.text("device"), world_size),
+        device_names=_devices_of(row, world_size),
         precision=_precision(row),
         micro_batch_size=micro,
         grad_accum_steps=accum,
@@ -187,11 +193,25 @@ def device_names(text: str | None, world_size: int) -> tuple[str, ...]:
     if text is None:
         return ()
     parts = re.split(r",\s*(?:then\s+)?", re.sub(r"\s*\(.*\)", "", text))
+    found = [re.fullmatch(r"(.*?)\s*[x×]\s*(\d{1,20})", part.strip()) for part in parts]
+    counts = [int(one[2]) if one else 1 for one in found]
+    longer = sum(counts) > world_size and ", then " in text  # the whole cluster, of which these are the first ones
+    if any(found) and sum(counts) != world_size and not longer:
+        raise DataError(
+            f"the device list '{text}' names {sum(counts)} devices, but the row has {world_size}; make them equal, or "
+            "write 'A x3, then B' for a longer list of which the first ones were used"
+        )
     names: list[str] = []
-    for part in parts:
-        found = re.fullmatch(r"(.*?)\s*[x×]\s*(\d+)", part.strip())
-        names += [found[1]] * int(found[2]) if found else [part.strip()]
+    for part, one, number in zip(parts, found, counts, strict=True):
+        names += [one[1] if one else part.strip()] * min(number, world_size)
     return tuple(names[:world_size])
+
+
+def _devices_of(row: Row, world_size: int) -> tuple[str, ...]:
+    try:
+        return device_names(row.text("device"), world_size)
+    except DataError as error:
+        raise DataError(f"{row.where}, column device: {error}") from None
 
 
 def _train_images(row: Row) -> int | None:
@@ -249,10 +269,16 @@ def _epoch_times(row: Row) -> EpochTimes | None:
     mean = row.positive("epoch_mean_s")
     if mean is None:
         return None
+    low, high = row.positive("epoch_min_s"), row.positive("epoch_max_s")
+    if (low is not None and low > mean) or (high is not None and high < mean):
+        raise DataError(
+            f"{row.where}: the mean time of an epoch, {mean:g} s, is not between its least and its greatest "
+            f"({'not given' if low is None else f'{low:g}'}, {'not given' if high is None else f'{high:g}'})"
+        )
     return EpochTimes(
         mean_s=mean,
-        min_s=row.positive("epoch_min_s"),
-        max_s=row.positive("epoch_max_s"),
+        min_s=low,
+        max_s=high,
         epochs=row.whole("epochs"),
         includes_warmup=row.flag("includes_warmup"),
     )

@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA = 1
 RECORDS_FILE = "records.jsonl"
+MAX_WORLD_SIZE = 1_000_000  # more devices than any machine has, and few enough to count with
+MAX_BATCH = 10**12
+_MAX_COUNT = 10**15
 
 OutcomeKind = Literal["ok", "oom", "timeout", "error", "skipped"]
 Scalar = bool | int | float | str | None
@@ -47,28 +50,28 @@ class Identity(_Part):
     """What was run: the keys by which two records are the same work or not. None: not known (published tables)."""
 
     model: str | None = None
-    num_parameters: int | None = None
-    img_size: int | None = None
-    patch_size: int | None = None
+    num_parameters: int | None = Field(None, ge=0, le=_MAX_COUNT)
+    img_size: int | None = Field(None, ge=0, le=_MAX_COUNT)
+    patch_size: int | None = Field(None, ge=0, le=_MAX_COUNT)
     engine: str | None = None
     zero_stage: int | None = None
-    world_size: int
-    nodes: int = 1
+    world_size: int = Field(ge=1, le=MAX_WORLD_SIZE)
+    nodes: int = Field(1, ge=1, le=MAX_WORLD_SIZE)
     devices_per_node: int | None = None
     device_names: tuple[str, ...] = Field((), description="one per rank, in order; fewer if the source says less")
     device_type: Literal["cpu", "cuda"] | None = None
     precision: str | None = Field(None, description="compute/params/reduce, such as bf16/bf16/bf16")
     compile: bool | None = None
     cuda_graph: bool | None = None
-    micro_batch_size: int | None = None
-    grad_accum_steps: int | None = None
-    global_batch_size: int | None = None
+    micro_batch_size: int | None = Field(None, ge=1, le=MAX_BATCH)
+    grad_accum_steps: int | None = Field(None, ge=1, le=MAX_BATCH)
+    global_batch_size: int | None = Field(None, ge=1, le=MAX_BATCH)
     optimizer: str | None = None
     lr: float | None = Field(None, description="peak, after lr_scaling")
     lr_scaling: str | None = None
-    warmup_updates: int | None = None
+    warmup_updates: int | None = Field(None, ge=0, le=_MAX_COUNT)
     data_source: str | None = None
-    train_images: int | None = None
+    train_images: int | None = Field(None, ge=0, le=_MAX_COUNT)
     config_hash: str | None = Field(None, description="SHA-256 of the resolved config")
 
 

@@ -5,7 +5,8 @@ the number of lines that a crash left broken. What records mean is analysis' bus
 
 A number that is none (NaN, infinity) is data only where it is a loss: a run that diverged. Anywhere else a figure that
 stands beside it cannot be trusted either, so its whole section (measurement, learning, epoch_times) is read as
-missing, and a note of the record says which value it was. The file keeps what was written.
+missing, and a note of the record says which value it was. So are numbers that cannot be (possible.py). The file keeps
+what was written.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from vitscale.errors import DataError
+from vitscale.results.files import whole_file
+from vitscale.results.possible import LEFT_OUT, possible
 from vitscale.results.record import RECORDS_FILE, SCHEMA, Record
 from vitscale.results.store import JsonlWriter
 
@@ -57,17 +60,16 @@ def read_records(path: Path) -> tuple[tuple[Record, ...], int]:
     A line that a crash cut is skipped and counted. A record of a newer schema, or a line that is no record at all, is
     a DataError that names the line: reading on would lose something without a word.
     """
-    file = path / RECORDS_FILE if path.is_dir() else path
-    if not file.is_file():
-        raise DataError(f"{file} does not exist; give the folder of a study or its {RECORDS_FILE}")
-    records: list[Record] = []
-    broken = 0
-    for number, row in _rows(file):
-        if row is None:
-            broken += 1
-        else:
-            records.append(_record(row, f"{file} line {number}"))
-    return tuple(records), broken
+    file = path
+    try:
+        file = path / RECORDS_FILE if path.is_dir() else path
+        if not file.is_file():
+            raise DataError(f"{file} does not exist; give the folder of a study or its {RECORDS_FILE}")
+        rows = [(None if row is None else _record(row, f"{file} line {number}")) for number, row in _rows(file)]
+    except OSError as error:
+        raise DataError(f"cannot read {file} ({error.strerror or error}); make it readable first") from None
+    records = tuple(record for record in rows if record is not None)
+    return records, len(rows) - len(records)
 
 
 def read_study(path: Path) -> tuple[tuple[Record, ...], int]:
@@ -82,12 +84,11 @@ def read_study(path: Path) -> tuple[tuple[Record, ...], int]:
 def write_records(path: Path, records: Iterable[Record]) -> None:
     """Write a whole file of records at once, or nothing: for imports, which have all of them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    with RecordStore(temporary) as store:
-        for record in records:
-            store.append(record)
-    temporary.replace(path)
+    with whole_file(path) as temporary:
+        temporary.unlink(missing_ok=True)
+        with RecordStore(temporary) as store:
+            for record in records:
+                store.append(record)
 
 
 def latest(records: Iterable[Record]) -> tuple[Record, ...]:
@@ -122,7 +123,7 @@ def _record(row: dict[str, Any], where: str) -> Record:
             f"{where} has schema version {version}, but this vitscale reads up to version {SCHEMA}; upgrade vitscale"
         )
     try:
-        return Record.model_validate(_finite(row))
+        return possible(Record.model_validate(_finite(row)))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the record"
@@ -135,13 +136,13 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
     for section in _SECTIONS:
         if field := _not_finite(row.get(section), section):
             row[section] = None
-            notes.append(f"{section} left out: {field} is not a finite number")
+            notes.append(f"{section} {LEFT_OUT} {field} is not a finite number")
     identity = row.get("identity")
     for part in (row, identity if isinstance(identity, dict) else {}):
         for key in ("seconds", "lr"):
             if key in part and _not_finite(part[key], key):
                 part[key] = None
-                notes.append(f"{key} left out: it is not a finite number")
+                notes.append(f"{key} {LEFT_OUT} it is not a finite number")
     if notes:
         row["notes"] = [*(row.get("notes") or ()), *notes]
     return row

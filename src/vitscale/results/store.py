@@ -20,6 +20,7 @@ class JsonlWriter:
     """Appends rows to a file; each is with the kernel when `append` returns."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         # Opened for appending: several writers, or a resumed run, never overwrite each other's rows.
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -30,8 +31,12 @@ class JsonlWriter:
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one row."""
         data = (json.dumps(_plain(row), allow_nan=False) + "\n").encode()
-        while data:
-            data = data[os.write(self._fd, data) :]
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            error.filename = str(self._path)  # a full disk names no file
+            raise
 
     def close(self) -> None:
         """Close the file."""

@@ -58,6 +58,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "note": ("note", "notes", "comment"),
 }
 TIMES = ("epoch_mean_s", "step_time_s", "step_time_ms", "images_per_s", "forward_ms")
+_MOST = 1e12  # of anything that is counted here
 _BY_ALIAS = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
 
 
@@ -95,6 +96,8 @@ class Row:
         value = self.positive(column)
         if value is not None and value != int(value):
             raise DataError(f"{self.where}, column {column}: '{self.cells[column]}' is not a whole number")
+        if value is not None and value > _MOST:
+            raise DataError(f"{self.where}, column {column}: '{self.cells[column]}' is more than {_MOST:.0e}")
         return None if value is None else int(value)
 
     def share(self, column: str) -> float | None:

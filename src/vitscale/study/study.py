@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from vitscale.config.overrides import Tree
 from vitscale.config.study import StudyConfig, dump_study, load_study
-from vitscale.errors import ConfigError, RunFolderError, Stopped
+from vitscale.errors import ConfigError, Interrupted, RunFolderError, Stopped
 from vitscale.results.files import write_atomically
 from vitscale.results.record import RECORDS_FILE, Record
 from vitscale.results.records import RecordStore, latest, read_records
@@ -138,7 +138,10 @@ def check_study_folder(folder: Path, study: StudyConfig, *, fresh: bool) -> None
     file = folder / STUDY_FILE
     if not file.is_file():
         raise RunFolderError(f"{folder} is not empty and holds no study (no {STUDY_FILE}); name another --out")
-    stored = load_study(str(file))
+    try:
+        stored = load_study(str(file))
+    except ConfigError as error:
+        raise RunFolderError(f"{file} is damaged ({error}); restore it, or name another --out") from None
     if stored.fingerprint() != study.fingerprint():
         key, was, now = _difference(stored.essence(), study.essence())
         raise RunFolderError(
@@ -167,7 +170,7 @@ def run_study(
 ) -> None:
     """Run what the plan has to do; the caller holds the folder's lock.
 
-    Raises Stopped at SIGTERM and KeyboardInterrupt at Ctrl-C; the run that was going on then has no record.
+    Raises Stopped at SIGTERM and Interrupted at Ctrl-C; the run that was going on then has no record.
     """
     keep_study(plan, folder)
     forecast, order = plan.forecast(), len(plan.records)
@@ -181,10 +184,11 @@ def run_study(
             tell(done, None)
             try:
                 record = _run(plan, run, folder)
-            except Stopped:
+            except (Stopped, KeyboardInterrupt) as error:
                 here = plan.runs - len(plan.todo) + done
-                raise Stopped(
-                    f"stopped with {here} of {plan.runs} runs done; run the same command again to go on"
+                kind, word = (Stopped, "stopped") if isinstance(error, Stopped) else (Interrupted, "interrupted")
+                raise kind(
+                    f"{word} with {here} of {plan.runs} runs done; run the same command again to go on"
                 ) from None
             store.append(record)
             forecast.add(record)
