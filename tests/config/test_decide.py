@@ -192,11 +192,12 @@ def test_a_precision_that_the_cpu_has(engine: str, compute: str) -> None:
         ({"optim": {"name": "lamb"}}, "optim.name=lamb has no fused step"),
         ({"precision": {"compute": "fp16"}}, "fp16's loss scale"),
         ({"model": {"dropout": 0.1}}, "model.dropout=0"),
+        ({"performance": {"checkpointing": True}}, "performance.checkpointing=false"),
     ],
 )
 def test_what_cannot_be_one_graph_is_refused(sections: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=rf"performance.cuda_graph=true is not possible here: .*{problem}"):
-        decided(performance={"cuda_graph": True}, **sections)
+        decided(**{**sections, "performance": {**sections.get("performance", {}), "cuda_graph": True}})
 
 
 def test_a_graph_needs_a_gpu_and_static_shapes() -> None:

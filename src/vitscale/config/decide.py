@@ -211,6 +211,8 @@ def _check_graph(config: RunConfig, engine: str, device_type: str | None) -> Non
         problem = f"optim.name={config.optim.name} has no fused step; use adamw or sgd"
     elif config.precision.compute == "fp16":
         problem = "the host decides on fp16's loss scale after every update; use precision.compute=bf16"
+    elif config.performance.checkpointing:
+        problem = "recomputation saves the random state in the middle of an update; set performance.checkpointing=false"
     elif config.model.dropout:
         problem = "dropout in layers is seeded by the host at each update; set model.dropout=0 or use model.drop_path"
     if problem:
