@@ -95,7 +95,7 @@ def _sentence(problem: ErrorDetails, model: type[BaseModel]) -> str:
         return f"unknown key {key}{_nearest_key(path, model)}"
     if problem["type"] == "value_error":  # our own validators name their keys
         return str(problem["ctx"]["error"])
-    if problem["type"] == "missing" and isinstance(problem["loc"][-1], str):  # a number: an item of a list that is short
+    if problem["type"] == "missing" and isinstance(problem["loc"][-1], str):  # else an item of a list that is short
         return f"{key} is missing"
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key} is a section and holds keys, not {value!r}"
