@@ -11,7 +11,7 @@ import torch
 from vitscale.config.run import ModelConfig
 from vitscale.models.build import build_model
 from vitscale.parallel import attention
-from vitscale.parallel.attention import Shape, cached, choose, shape_of, use
+from vitscale.parallel.attention import Shape, attention_shape, cached, choose, use
 
 SHAPE = Shape(8, 2, 17, 16)
 CUDA = torch.device("cuda", 0)
@@ -25,7 +25,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_shape_is_the_models() -> None:
     config = ModelConfig(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, kwargs={"reg_tokens": 3})
-    assert shape_of(build_model(config, 10, 0), 8) == Shape(8, 2, 16 + 1 + 3, 16)
+    assert attention_shape(build_model(config, 10, 0), 8) == Shape(8, 2, 16 + 1 + 3, 16)
 
 
 def test_auto_takes_the_fastest_and_says_how_fast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from vitscale.engine.base import LossFn
 from vitscale.models.drop_path import num_draws, set_draws
 from vitscale.optim.schedule import lr_factor, peak_lr
 from vitscale.parallel.apply import DTYPES
-from vitscale.parallel.attention import choose, shape_of, use
+from vitscale.parallel.attention import attention_shape, choose, use
 from vitscale.phases import NULL, Recorder
 
 
@@ -63,7 +63,7 @@ class UpdateRules:
             return ()
         compute, params, _ = self.decisions.precision
         dtype = DTYPES[compute if params == "fp32" else params]
-        shape = shape_of(model, self.decisions.batch.micro_batch_size)
+        shape = attention_shape(model, self.decisions.batch.micro_batch_size)
         choice = self.world.on_main(lambda: choose(asked, shape, self.world.device, dtype))
         if choice is None:
             return ()

@@ -108,9 +108,13 @@ def _write(path: Path, text: str) -> None:
         return
 
 
+def cache_folder() -> Path:
+    """Where vitscale keeps what it has found out about this machine."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitscale"
+
+
 def _cache_path() -> Path:
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "vitscale" / f"devices-{_key()}.json"
+    return cache_folder() / f"devices-{_key()}.json"
 
 
 def _key() -> str:

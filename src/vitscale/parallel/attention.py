@@ -8,17 +8,16 @@ nothing is chosen. One process runs one engine, so a process-wide switch is the 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vitscale.launch.probe import cache_folder
 from vitscale.results.files import write_json
 
 KERNELS = ("flash", "cudnn", "efficient", "math")
@@ -46,7 +45,7 @@ class Shape(NamedTuple):
         return "x".join(map(str, self))
 
 
-def shape_of(model: nn.Module, micro_batch_size: int) -> Shape:
+def attention_shape(model: nn.Module, micro_batch_size: int) -> Shape:
     """The shape of a timm Vision Transformer's blocks."""
     attention = model.blocks[0].attn  # type: ignore[union-attr, index]
     tokens = model.patch_embed.num_patches + model.num_prefix_tokens  # type: ignore[union-attr, operator]
@@ -112,7 +111,7 @@ def _seconds(shape: Shape, device: torch.device, dtype: torch.dtype) -> float:
 
 def cached(key: str, make: Callable[[], Times]) -> Times:
     """What is known of this key on this machine, or made now and kept. A cache that cannot be kept is no error."""
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitscale" / "attention.json"
+    path = cache_folder() / "attention.json"
     known: dict[str, Times] = {}
     with suppress(OSError, ValueError):
         known = json.loads(path.read_text())
