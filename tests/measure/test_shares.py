@@ -162,6 +162,25 @@ def test_an_update_that_is_one_launch_has_no_inner_phases() -> None:
     assert attribution.warnings == ()
 
 
+def test_the_events_inside_a_launch_divide_it() -> None:
+    phases = {"data_wait": 0.1, "host_to_device": 0.05, "forward": 0.0, "backward": 0.0, "optimizer": 0.02, "step": 0.8}
+    inside = {"forward": 0.25, "backward": 0.625, "optimizer": 0.125}
+    own = RankShares({**phases, "other": 0.03}, [1.0] * 20, [1.0] * 10, gpu_tracer(), inside)
+    (findings,) = together([own])
+    attribution = valid(findings)
+    assert attribution.method == "phases"
+    assert attribution.seconds == pytest.approx(
+        {
+            "data_wait": 0.1, "host_to_device": 0.05, "forward": 0.2, "backward": 0.5, "optimizer": 0.12,
+            "exposed_comm": 0.0, "straggler_wait": 0.0, "other": 0.03,
+        }
+    )  # fmt: skip
+    assert attribution.unknown == {}
+    first, _ = together([own, own])
+    assert "the update is one launch" in valid(first).unknown["exposed_comm"]
+    assert valid(first).seconds["backward"] == pytest.approx(0.5)
+
+
 def test_a_trace_that_ended_early_says_little() -> None:
     own = RankShares(PHASES_S, [1.0] * 20, [1.0] * 4, gpu_tracer())
     first, _ = together([own, own])

@@ -106,7 +106,7 @@ def _ours(config: RunConfig, triple: tuple[str, str, str], world_size: int, devi
             problem = str(error)
             continue
         stage = f" ZeRO {decisions.zero_stage}" if decisions.engine == "deepspeed" else ""
-        return Case(f"{OURS} {decisions.engine}{stage}", None, triple, run.performance.compile, config=tree)
+        return Case(f"{OURS} {decisions.engine}{stage}", None, triple, decisions.fast.compile, config=tree)
     return Case(OURS, None, triple, problem=problem)
 
 

@@ -58,10 +58,10 @@ class NativeEngine(UpdateRules):
     ) -> None:
         super().__init__(model, loss_fn, config, decisions, world, total_updates, recorder)
         model.to(world.device)
-        prepare(model, config.performance, decisions.engine)
+        prepare(model, config.performance, decisions)
         self._masters, self._frozen = self._cast(model)
         mesh = None if decisions.engine == "single" else world.mesh()
-        graphed = config.performance.cuda_graph
+        graphed = decisions.fast.cuda_graph
         side = torch.cuda.Stream(world.device) if graphed else None  # type: ignore[no-untyped-call]
         with torch.cuda.stream(side) if side else nullcontext():  # DDP belongs to the stream that it is built on
             self.module = data_parallel(model, decisions, mesh)
@@ -138,6 +138,7 @@ class NativeEngine(UpdateRules):
         else:
             with self._phase("step"):
                 loss, norm = self._graph(batch.micro_batches, scale)
+            self.recorder.inside(self._graph.parts)
         applied = self._update_scale()
         if applied:
             if self._ema:
@@ -154,7 +155,7 @@ class NativeEngine(UpdateRules):
         self, micro_batches: tuple[MicroBatch, ...], scale: float | torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Forward, backward and optimizer step, all on the device: (this rank's share of the loss, gradient norm)."""
-        recorder = self.recorder if self._graph is None else NULL  # phases do not nest
+        recorder = self.recorder if self._graph is None else self._graph.marks
         loss = torch.zeros((), device=self.world.device)
         last = len(micro_batches) - 1
         for index, micro in enumerate(micro_batches):
