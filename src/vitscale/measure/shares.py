@@ -57,8 +57,9 @@ class RankShares:
 
     @property
     def one_launch(self) -> bool:
-        """Whether the updates were replays of a graph."""
-        return bool(self.phases.get("step"))
+        """Whether the updates were replays of a graph. A loop that marks no parts (a bench's peers) is one phase as
+        well, but its kernels have launches of their own, which a trace can tell of."""
+        return bool(self.phases.get("step")) and (self.inside is not None or self.tracer is None)
 
     @property
     def parts(self) -> Seconds:
@@ -178,7 +179,8 @@ def _findings(phases: list[Seconds], told: list[_Told], latest: list[int] | str,
     unknown: dict[str, str] = {}
     warnings: list[str] = []
     names: Sequence[str] = PHASES
-    if any(part.get("step") for part in phases):
+    stepped = any(part.get("step") for part in phases)
+    if stepped and problem:
         names = STEP_PHASES  # what engines mark around the launch is none of them
         by_rank = [{**part, "other": sum(part.values()) - sum(part[n] for n in STEP_PHASES[:3])} for part in phases]
         unknown = dict.fromkeys(("exposed_comm", "straggler_wait"), f"{ONE_LAUNCH}; it stays inside step")
@@ -189,6 +191,9 @@ def _findings(phases: list[Seconds], told: list[_Told], latest: list[int] | str,
         by_rank = [{**phases[0], "exposed_comm": 0.0, "straggler_wait": 0.0}]
     elif problem is None:
         by_rank = [part.traced for part in told if part.traced is not None]
+        names = (
+            ("data_wait", "host_to_device", "step", "exposed_comm", "straggler_wait", "other") if stepped else PHASES
+        )
         if isinstance(latest, str):
             unknown["straggler_wait"] = f"{latest}; it stays inside exposed_comm"
     elif len(told) == 1:  # nobody to wait for
