@@ -187,7 +187,7 @@ def test_a_precision_that_the_cpu_has(engine: str, compute: str) -> None:
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
-        ({"parallel": {"engine": "fsdp2"}}, "FSDP2 allocates"),
+        ({"parallel": {"engine": "fsdp2"}, "optim": {"name": "sgd"}}, "fused SGD step"),
         ({"parallel": {"engine": "deepspeed"}}, "DeepSpeed's step waits for the host"),
         ({"optim": {"name": "lamb"}}, "optim.name=lamb has no fused step"),
         ({"precision": {"compute": "fp16"}}, "fp16's loss scale"),

@@ -65,6 +65,11 @@ def test_several_gpus_have_no_graph_unless_it_is_asked_for() -> None:
     assert decided("ddp", nproc=2, performance={"cuda_graph": True}).fast.cuda_graph
 
 
+def test_fsdp2_has_a_graph_if_it_is_asked_for() -> None:
+    assert decided("fsdp2", performance={"cuda_graph": True}).fast.cuda_graph
+    assert "with FSDP2" in why(decided("fsdp2"), "cuda_graph")
+
+
 @pytest.mark.parametrize(
     ("sections", "fast"),
     [
@@ -106,8 +111,7 @@ def test_what_auto_had_to_leave_out_is_said_once() -> None:
     config = built("fsdp2")
     said = fallbacks(config, decide(config, world_size=1, device_type="cuda").reasons)
     assert said == (
-        "performance.cuda_graph is off (FSDP2 allocates its gathered weights anew at each update; "
-        "use engine single or ddp)",
+        "performance.cuda_graph is off (not proved with FSDP2 yet; performance.cuda_graph=true asks for it)",
     )
     config = built("fsdp2", performance={"cuda_graph": False})
     assert fallbacks(config, decide(config, world_size=1, device_type="cuda").reasons) == ()

@@ -122,8 +122,9 @@ def _graph(config: RunConfig, place: Place) -> tuple[bool, str]:
     if asked != "auto":
         return asked, "as asked"
     obstacle = "the CPU has none" if place.device_type == "cpu" else _graph_obstacle(config, place)
-    if not obstacle and place.world_size > 1:
-        obstacle = "not proved on several GPUs yet; performance.cuda_graph=true asks for it"
+    if not obstacle and (place.world_size > 1 or place.engine == "fsdp2"):
+        where = "with FSDP2" if place.engine == "fsdp2" else "on several GPUs"
+        obstacle = f"not proved {where} yet; performance.cuda_graph=true asks for it"
     if obstacle:
         return False, f"auto: {obstacle}"
     return True, "auto: a whole update is one launch, so that the host does not set the pace"
@@ -132,10 +133,10 @@ def _graph(config: RunConfig, place: Place) -> tuple[bool, str]:
 def _graph_obstacle(config: RunConfig, place: Place) -> str | None:
     if place.engine == "deepspeed":
         return "DeepSpeed's step waits for the host, which a graph cannot; use engine single or ddp"
-    if place.engine == "fsdp2":
-        return "FSDP2 allocates its gathered weights anew at each update; use engine single or ddp"
     if config.optim.name not in ("adamw", "sgd"):
         return f"optim.name={config.optim.name} has no fused step; use adamw or sgd"
+    if place.engine == "fsdp2" and config.optim.name == "sgd":
+        return "torch has no fused SGD step over FSDP2's shards; use optim.name=adamw, or engine single or ddp"
     if config.precision.compute == "fp16":
         return "the host decides on fp16's loss scale after every update; use precision.compute=bf16"
     if config.performance.checkpointing:

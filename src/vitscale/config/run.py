@@ -142,7 +142,7 @@ class PerformanceConfig(Section):
     )
     cuda_graph: Auto = Field(
         "auto",
-        description="replay whole updates as one CUDA graph (engines single and ddp, AdamW or SGD, no dropout)",
+        description="replay whole updates as one CUDA graph (native engines, AdamW or SGD, no dropout)",
     )
     data_on_device: bool = Field(
         True, description="keep an in-memory training set on the GPU if it takes less than an eighth of the free memory"

@@ -89,7 +89,8 @@ def variants(config: RunConfig, engine: str, fast: FastPaths) -> list[Variant]:
     if fast.compile:
         found.append(Variant(compile=True))
     if fast.cuda_graph:
-        whole = Variant(compile=fast.compile, cuda_graph=True)
+        # torch has no fused SGD step over FSDP2's shards
+        whole = Variant("adamw" if engine == "fsdp2" else "sgd", compile=fast.compile, cuda_graph=True)
         found += [whole, replace(whole, accum=2, mixing=True), replace(whole, optimizer="adamw", accum=2, clip=True)]
     if engine != "deepspeed" and config.precision.compute == "fp32":
         found.append(Variant("adamw", double=True))
@@ -196,7 +197,7 @@ def _engine_jobs(config: RunConfig, nproc: int, engines: Sequence[str], device_t
 def _fast_paths(config: RunConfig, place: Place) -> FastPaths:
     """What the config takes on this engine; a graph that was asked for is for the engines that can have one."""
     switches = config.performance
-    if switches.cuda_graph is True and place.engine not in ("single", "ddp"):
+    if switches.cuda_graph is True and place.engine == "deepspeed":
         switches = switches.model_copy(update={"cuda_graph": False})
     return fast_paths(config.model_copy(update={"performance": switches}), place)[0]
 
