@@ -72,12 +72,15 @@ def cases(config: RunConfig, world_size: int, device_type: str) -> list[Case]:
     """Our rows first, then the peers', in the order of the table."""
     rows = list(_peers(config, world_size, device_type))
     triples = dict.fromkeys(row.precision for row in rows)
+    if config.precision.compute == "float8":  # no peer brings this one
+        own = decide(config, world_size=world_size).precision
+        triples[own.compute, own.params, own.reduce] = None
     ours = [_ours(config, triple, world_size, device_type) for triple in triples]
     return [*ours, *rows]
 
 
 def _peers(config: RunConfig, world_size: int, device_type: str) -> Iterator[Case]:
-    low = config.precision.compute == "bf16"
+    low = config.precision.compute in ("bf16", "float8")
     simple = AUTOCAST if low else FP32
     compiled = (False, True) if device_type == "cuda" else (False,)  # compile gives nothing on a few cores
     for compile_ in compiled:
