@@ -30,6 +30,13 @@ def test_every_peers_triple_has_a_row_of_ours() -> None:
     assert "fsdp2" in next(row.who for row in ours(rows) if row.precision == FSDP_MASTERS)
 
 
+def test_float8_meets_no_peer_in_its_triple_and_stands_beside_bf16() -> None:
+    rows = cases(config("precision.compute=float8"), 1, "cuda")
+    assert {row.precision for row in rows if row.peer} == {AUTOCAST, MASTERS, FSDP_MASTERS}
+    assert [row.precision for row in ours(rows)] == [AUTOCAST, FSDP_MASTERS, MASTERS, ("float8", "bf16", "bf16")]
+    assert all(row.problem is None for row in ours(rows))
+
+
 def test_one_process_has_a_plain_loop_and_a_compiled_one_on_a_gpu_only() -> None:
     assert [row.compile for row in cases(config(), 1, "cuda") if row.peer == "timm_loop"] == [False, True]
     assert [row.compile for row in cases(config(), 1, "cpu") if row.peer == "timm_loop"] == [False]
