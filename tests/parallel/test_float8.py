@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitscale.config.run import ModelConfig
 from vitscale.errors import ConfigError, DeviceError
+from vitscale.estimate.memory import activation_bytes
+from vitscale.estimate.vit import shape_of
 from vitscale.models.build import build_model
 from vitscale.parallel import float8
 from vitscale.parallel.float8 import use_float8
@@ -182,6 +184,27 @@ def test_checkpointing_recomputes_the_same() -> None:
         model(images()).float().square().mean().backward()
         gradients.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def kept_bytes(model: nn.Module) -> int:
+    """Distinct memory that forward keeps for backward."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(images()).float().sum().backward()
+    return sum(kept.values())
+
+
+def test_forward_keeps_what_bf16_keeps_as_estimated() -> None:
+    plain, model = pair()
+    assert kept_bytes(model) == kept_bytes(plain)
+    shape = shape_of(ModelConfig(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4), 10)
+    bytes_of = {kind: activation_bytes(shape, 3, compute=kind, params="bf16") for kind in ("bf16", "float8")}
+    assert bytes_of["float8"] == bytes_of["bf16"]
 
 
 # --- what compile and a CUDA graph need ---------------------------------------------------------------------------
