@@ -44,6 +44,7 @@ def command_of(asked: argparse.Namespace, model: str, precision: str, seed: int,
         "optim.clip_grad": 1.0,
         "precision.compute": precision,
         "performance.compile": "true",
+        "performance.cuda_graph": "false",  # auto would give bf16 alone one
         "train.micro_batch_size": asked.batch,
         "train.epochs": "null",
         "train.max_updates": asked.updates,

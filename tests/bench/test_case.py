@@ -9,6 +9,7 @@ from vitscale.bench.case import AUTOCAST, FSDP_MASTERS, MASTERS, OURS, Case, cas
 from vitscale.config.decide import decide
 from vitscale.config.load import load_config
 from vitscale.config.run import RunConfig
+from vitscale.errors import ConfigError
 
 
 def config(*overrides: str) -> RunConfig:
@@ -33,8 +34,24 @@ def test_every_peers_triple_has_a_row_of_ours() -> None:
 def test_float8_meets_no_peer_in_its_triple_and_stands_beside_bf16() -> None:
     rows = cases(config("precision.compute=float8"), 1, "cuda")
     assert {row.precision for row in rows if row.peer} == {AUTOCAST, MASTERS, FSDP_MASTERS}
-    assert [row.precision for row in ours(rows)] == [AUTOCAST, FSDP_MASTERS, MASTERS, ("float8", "bf16", "bf16")]
-    assert all(row.problem is None for row in ours(rows))
+    triples = [row.precision for row in ours(rows) if row.problem is None]
+    assert triples[:4] == [AUTOCAST, FSDP_MASTERS, MASTERS, ("float8", "bf16", "bf16")]
+    assert set(triples[4:]) == {MASTERS}  # our other engines
+
+
+def test_our_own_engines_stand_beside_each_other() -> None:
+    rows = ours(cases(config("precision.compute=bf16"), 1, "cuda"))
+    who = [row.who for row in rows if row.precision == MASTERS]
+    assert who == ["vitscale single", "vitscale fsdp2", *(f"vitscale deepspeed ZeRO {stage}" for stage in range(4))]
+    lamb = ours(cases(config("precision.compute=bf16", "optim.name=lamb"), 1, "cuda"))
+    assert "whole tensors" in str(next(row.problem for row in lamb if row.who == "vitscale fsdp2"))
+
+
+def test_only_the_rows_that_are_named() -> None:
+    titles = [row.title for row in cases(config("performance.compile=true"), 1, "cuda", ["timm", "vitscale single"])]
+    assert titles == ["vitscale single + compile + CUDA graph", "plain timm loop", "plain timm loop + compile"]
+    with pytest.raises(ConfigError, match="--only pigeon fits none of the rows: vitscale single"):
+        cases(config(), 1, "cpu", ["pigeon"])
 
 
 def test_one_process_has_a_plain_loop_and_a_compiled_one_on_a_gpu_only() -> None:

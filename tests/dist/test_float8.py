@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from engine_making import ALONE, SGD, SINGLE, TOTAL_UPDATES, Tensors, config_of, model_of, run_updates
+from engine_making import SGD, SINGLE, Tensors, config_of, engine_of, model_of, run_updates
 from safetensors.torch import load_file
 
-from vitscale.config.decide import decide
-from vitscale.engine.build import build_engine
-from vitscale.losses import build_loss
+from vitscale.config import decide as decide_module
 from vitscale.parallel import float8
 from vitscale.study.case import Job
 from vitscale.study.runner import run_job
@@ -32,9 +30,8 @@ HERE = Path(__file__).parent
 def single() -> Iterator[tuple[list[float], Tensors]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(float8, "emulated", True)
-        config = config_of(SINGLE, precision={"compute": "float8"}, optim=SGD)
-        decisions = decide(config, world_size=1)
-        engine = build_engine(model_of(config), build_loss(config.train), config, decisions, ALONE, TOTAL_UPDATES)
+        patch.setattr(decide_module, "_check_device", lambda *_: None)
+        engine = engine_of(config_of(SINGLE, precision={"compute": "float8"}, optim=SGD))
         yield list(run_updates(engine, accum=2)), engine.gathered_parameters()
 
 

@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import engine_making
 import pytest
 import timm
 import torch
 from engine_making import (
-    ALONE,
     BF16,
     SGD,
     SINGLE,
-    TOTAL_UPDATES,
     Tensors,
     batch_of,
     config_of,
@@ -27,12 +26,9 @@ from safetensors.torch import load_file
 
 from vitscale import run as run_module
 from vitscale.config import decide as decide_module
-from vitscale.config.decide import decide
 from vitscale.config.load import build_config
 from vitscale.engine.base import Engine
-from vitscale.engine.build import build_engine
 from vitscale.export import export
-from vitscale.losses import build_loss
 from vitscale.parallel import float8
 from vitscale.trained import open_run
 
@@ -43,14 +39,13 @@ FLOAT8: dict[str, Any] = {"compute": "float8"}
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this CPU, which decide would refuse."""
     monkeypatch.setattr(float8, "emulated", True)
+    monkeypatch.setattr(decide_module, "_check_device", lambda *_: None)
 
 
 def engine_of(precision: dict[str, Any], **sections: Any) -> Engine:
-    """As engine_making's, for a device that is not known to be a CPU, which would be refused."""
-    config = config_of(SINGLE, precision=precision, **sections)
-    decisions = decide(config, world_size=1)
-    return build_engine(model_of(config), build_loss(config.train), config, decisions, ALONE, TOTAL_UPDATES)
+    return engine_making.engine_of(config_of(SINGLE, precision=precision, **sections))
 
 
 def movement(start: Tensors, end: Tensors) -> torch.Tensor:
@@ -171,10 +166,7 @@ def losses(run: Path) -> list[float]:
     return [loss for row in rows if row["kind"] == "train" for loss in row["losses"]]
 
 
-def test_a_run_resumes_bit_for_bit_and_its_export_is_a_plain_timm_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decide_module, "_check_device", lambda *_: None)
+def test_a_run_resumes_bit_for_bit_and_its_export_is_a_plain_timm_model(tmp_path: Path) -> None:
     for updates in (6, 10):
         run_module.train(run_config(updates), tmp_path / "twice", device="cpu", observers=None)
     result = run_module.train(run_config(10), tmp_path / "once", device="cpu", observers=None)

@@ -33,7 +33,7 @@ def top1(rows: list[dict[str, Any]]) -> list[float]:
     return [row["top1"] for row in rows if row["kind"] == "eval"]
 
 
-@pytest.mark.parametrize("engine", ["single", "ddp"])
+@pytest.mark.parametrize("engine", ["single", "ddp", "fsdp2"])
 def test_a_run_under_a_graph_learns_the_same_and_resumes(tmp_path: Path, engine: str) -> None:
     """90 updates pass the end of an epoch twice, where an update is shorter and cannot be replayed."""
     ways = (f"parallel.engine={engine}", "optim.clip_grad=1.0", "optim.ema_decay=0.9")
