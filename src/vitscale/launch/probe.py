@@ -42,12 +42,15 @@ class DeviceFacts:
 NO_DEVICES = DeviceFacts(0, (), (), bf16=False, mps=False, rocm=False, torch_cuda=None)
 
 
-def device_facts() -> DeviceFacts:
-    """Return the facts, from the cache if nothing changed; raises DeviceError if torch cannot be asked."""
+def device_facts(*, fresh: bool = False) -> DeviceFacts:
+    """Return the facts, from the cache if nothing changed; raises DeviceError if torch cannot be asked.
+
+    fresh: ask anew, since a GPU may have gone.
+    """
     if sys.platform == "linux" and not any(Path(path).exists() for path in _ACCELERATOR_PATHS):
         return NO_DEVICES
     path = _cache_path()
-    facts = _read(path)
+    facts = None if fresh else _read(path)
     if facts is None:
         text = _ask()
         facts = _parse(text)
