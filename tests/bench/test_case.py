@@ -31,6 +31,14 @@ def test_every_peers_triple_has_a_row_of_ours() -> None:
     assert "fsdp2" in next(row.who for row in ours(rows) if row.precision == FSDP_MASTERS)
 
 
+def test_float8_meets_no_peer_in_its_triple_and_stands_beside_bf16() -> None:
+    rows = cases(config("precision.compute=float8"), 1, "cuda")
+    assert {row.precision for row in rows if row.peer} == {AUTOCAST, MASTERS, FSDP_MASTERS}
+    triples = [row.precision for row in ours(rows) if row.problem is None]
+    assert triples[:4] == [AUTOCAST, FSDP_MASTERS, MASTERS, ("float8", "bf16", "bf16")]
+    assert set(triples[4:]) == {MASTERS}  # our other engines
+
+
 def test_our_own_engines_stand_beside_each_other() -> None:
     rows = ours(cases(config("precision.compute=bf16"), 1, "cuda"))
     who = [row.who for row in rows if row.precision == MASTERS]

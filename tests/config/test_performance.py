@@ -65,6 +65,13 @@ def test_several_gpus_have_no_graph_unless_it_is_asked_for() -> None:
     assert decided("ddp", nproc=2, performance={"cuda_graph": True}).fast.cuda_graph
 
 
+def test_float8_has_a_graph_if_it_is_asked_for() -> None:
+    low = {"precision": {"compute": "float8"}}
+    assert decided(**low).fast == FastPaths(True, False, "auto")
+    assert "float8 layers" in why(decided(**low), "cuda_graph")
+    assert decided(**low, performance={"cuda_graph": True}).fast.cuda_graph
+
+
 def test_fsdp2_has_a_graph_if_it_is_asked_for() -> None:
     assert decided("fsdp2", performance={"cuda_graph": True}).fast.cuda_graph
     assert "with FSDP2" in why(decided("fsdp2"), "cuda_graph")

@@ -125,6 +125,8 @@ def _graph(config: RunConfig, place: Place) -> tuple[bool, str]:
     if not obstacle and (place.world_size > 1 or place.engine == "fsdp2"):
         where = "with FSDP2" if place.engine == "fsdp2" else "on several GPUs"
         obstacle = f"not proved {where} yet; performance.cuda_graph=true asks for it"
+    if not obstacle and config.precision.compute == "float8":
+        obstacle = "not proved with float8 layers yet; performance.cuda_graph=true asks for it"
     if obstacle:
         return False, f"auto: {obstacle}"
     return True, "auto: a whole update is one launch, so that the host does not set the pace"

@@ -113,11 +113,14 @@ class OptimConfig(Section):
 class PrecisionConfig(Section):
     """Three separate choices; only runs with equal triples are compared."""
 
-    compute: Literal["fp32", "tf32", "bf16", "fp16"] = Field("fp32", description="what matrix products run in")
+    compute: Literal["fp32", "tf32", "bf16", "fp16", "float8"] = Field(
+        "fp32",
+        description="what matrix products run in; float8: those of the blocks' linear layers, the others in bf16",
+    )
     params: Literal["fp32", "bf16", "fp16"] | None = Field(
         None,
         description="what the model's weights are kept in; below fp32 the optimizer keeps fp32 masters. None: bf16 "
-        "for compute=bf16; for compute=fp16 the engine's own way; else fp32",
+        "for compute=bf16 and float8; for compute=fp16 the engine's own way; else fp32",
     )
     reduce: Literal["fp32", "bf16", "fp16"] | None = Field(
         None, description="what gradients are reduced in; None: as params"

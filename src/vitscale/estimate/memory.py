@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from vitscale.estimate.vit import ViTShape, block_parameters, num_parameters
 
-_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "float8": 2}
 _STATES = {"adamw": 2, "lamb": 2, "muon": 2, "sgd": 1}  # fp32 tensors per weight; Muon's matrices need only one
 
 

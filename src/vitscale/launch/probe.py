@@ -27,7 +27,7 @@ _ACCELERATOR_PATHS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """The visible devices. bf16: every GPU computes it natively; False also without a GPU."""
+    """The visible devices. bf16, float8: every GPU computes it natively; False also without a GPU."""
 
     cuda_devices: int
     cuda_names: tuple[str, ...]
@@ -36,6 +36,7 @@ class DeviceFacts:
     mps: bool
     rocm: bool
     torch_cuda: str | None
+    float8: bool = False
 
 
 NO_DEVICES = DeviceFacts(0, (), (), bf16=False, mps=False, rocm=False, torch_cuda=None)
@@ -88,7 +89,8 @@ def _parse(text: str) -> DeviceFacts | None:
     try:
         values: dict[str, Any] = json.loads(text)
         names, sizes = tuple(values.pop("cuda_names")), tuple(values.pop("cuda_total_bytes"))
-        return DeviceFacts(cuda_names=names, cuda_total_bytes=sizes, **values)
+        float8 = values.pop("float8")  # an answer without it was cached by an older vitscale
+        return DeviceFacts(cuda_names=names, cuda_total_bytes=sizes, float8=float8, **values)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
