@@ -29,6 +29,9 @@ class ModelConfig(Section):
     name: str = Field("vit_tiny_patch16_224", description="timm model name")
     img_size: Positive | None = Field(None, description="input resolution in pixels; None: the model's own")
     patch_size: Positive | None = Field(None, description="patch edge in pixels; None: the model's own")
+    stem: Literal["patch", "conv"] = Field(
+        "patch", description="how patches are embedded: one linear map, or 3x3 convolutions that halve down to a patch"
+    )
     in_chans: Positive = Field(3, description="input channels")
     num_classes: Positive | None = Field(None, description="classes of the head; None: as many as the data has")
     embed_dim: Positive | None = Field(None, description="width; None: the model's own")
