@@ -1,6 +1,7 @@
 """The loaders' promise: what a sample looks like depends on the seed, the window and its position, and nothing else."""
 
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -280,3 +281,26 @@ def test_a_set_on_the_device_gives_the_same_updates(monkeypatch: pytest.MonkeyPa
     assert resident._resident is IMAGES.pixels
     for one, two in zip(gather([resident], 1, 4, "images"), expected, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+def test_an_evaluation_set_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitscale.data import loader as loader_module
+
+    reads = []
+    options: dict[str, Any] = {"micro_batch_size": 8, "img_size": 8, "mean": (0.5,) * 3, "std": (0.25,) * 3}
+
+    def passes(loader: EvalLoader) -> list[list[MicroBatch]]:
+        read = loader._reader
+        monkeypatch.setattr(loader, "_reader", lambda job: reads.append(1) or read(job))
+        next(iter(loader))  # given up, as a run that is stopped does
+        return [list(loader) for _ in range(3)]
+
+    plain = passes(EvalLoader(IMAGES, run_config(), **options))
+    assert len(reads) == 1 + 3 * 6
+    monkeypatch.setattr(loader_module, "may_stay", lambda pixels, device: True)
+    kept = passes(EvalLoader(IMAGES, run_config(), **options))
+    assert len(reads) == 1 + 3 * 6 + 1 + 6
+    for one, two in zip(chain(*kept), chain(*plain), strict=True):
+        assert torch.equal(one.images, two.images)
+        assert torch.equal(one.targets, two.targets)
+        assert torch.equal(one.weights, two.weights)

@@ -115,15 +115,17 @@ def _in_thread(run: Callable[[Job], torch.Tensor], jobs: Iterable[Job]) -> Itera
             yield pending.popleft().result()
 
 
-def resident_pixels(pixels: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
-    """A copy of a set's images on the GPU, where it takes less than an eighth of the free memory; else None.
-
-    Then only sample numbers travel at each update.
-    """
+def may_stay(pixels: torch.Tensor | None, device: torch.device) -> bool:
+    """Whether a set's images may be kept on the GPU: where they take less than an eighth of the free memory."""
     if pixels is None or device.type != "cuda":
-        return None
+        return False
     free, _ = torch.cuda.mem_get_info(device)
-    return pixels.to(device) if pixels.nbytes < free / 8 else None
+    return pixels.nbytes < free / 8
+
+
+def resident_pixels(pixels: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    """A copy of a set's images on the GPU, if it may stay there; then only sample numbers travel at each update."""
+    return pixels.to(device) if pixels is not None and may_stay(pixels, device) else None
 
 
 class Staged(NamedTuple):

@@ -22,7 +22,7 @@ from vitscale.config.run import DataConfig, RunConfig, TrainConfig
 from vitscale.data.batch import MicroBatch, UpdateBatch
 from vitscale.data.draws import Purpose, uniform, words
 from vitscale.data.erasing import draw_holes, erase
-from vitscale.data.feed import Job, Reader, Staged, Stager, read_ahead, resident_pixels
+from vitscale.data.feed import Job, Reader, Staged, Stager, may_stay, read_ahead, resident_pixels
 from vitscale.data.images import ImageSet
 from vitscale.data.mix import PairMix, draw_pairs, mix_images, mix_rows, mixes, one_hot
 from vitscale.data.randaugment import RandAugment, draw_operations
@@ -278,7 +278,8 @@ def _augments(data: DataConfig) -> bool:
 class EvalLoader:
     """One split in its own order, each sample once over all ranks, the same number of micro-batches on every rank.
 
-    A rank short of samples gets an image of weight 0. Iterate as often as needed.
+    A rank short of samples gets an image of weight 0. Iterate as often as needed; a set in memory that may stay on the
+    GPU is copied there by the first whole pass only.
     """
 
     def __init__(
@@ -306,17 +307,32 @@ class EvalLoader:
         self._workers = 0 if in_memory else data.workers
         self._crop_share = data.eval_crop if in_memory else 1.0
         self._stager = Stager(device)
+        self._keep = config.performance.data_on_device and may_stay(split.pixels, device)
+        self._kept: list[dict[str, torch.Tensor]] | None = None
 
     def __len__(self) -> int:
         return len(self._ranges)
 
     def __iter__(self) -> Iterator[MicroBatch]:
+        if self._kept is not None:
+            yield from map(self._micro_batch, self._kept)
+            return
+        copied: list[dict[str, torch.Tensor]] = []
+        for tensors in self._read():
+            if self._keep:
+                copied.append(tensors)
+            yield self._micro_batch(tensors)
+        if self._keep:  # a pass that was given up comes not here
+            self._kept = copied
+
+    def _read(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Every micro-batch as uint8 images, targets and weights, on the device."""
         jobs = [self._job(start, stop) for start, stop in self._ranges]
         images = read_ahead(self._reader, jobs, self._workers, self.device)
         for (start, stop), job, pixels in zip(self._ranges, jobs, images, strict=True):
-            weights = (np.arange(len(job.indices)) < stop - start).astype(np.float32)
-            targets = self.split.labels[job.indices]
-            yield self._micro_batch(pixels, torch.from_numpy(targets), torch.from_numpy(weights))
+            weights = torch.from_numpy((np.arange(len(job.indices)) < stop - start).astype(np.float32))
+            targets = torch.from_numpy(self.split.labels[job.indices])
+            yield self._stager.finish(self._stager.start({"images": pixels, "targets": targets, "weights": weights}))
 
     def _job(self, start: int, stop: int) -> Job:
         length = self.micro_batch_size if self.pad_to_micro_batch else max(stop - start, 1)
@@ -324,7 +340,6 @@ class EvalLoader:
         nothing = np.zeros((length, 0), dtype=np.int64)
         return Job(indices, np.zeros((length, 3), dtype=np.float32), nothing, np.zeros(length, dtype=np.uint64))
 
-    def _micro_batch(self, pixels: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> MicroBatch:
-        there = self._stager.finish(self._stager.start({"images": pixels, "targets": targets, "weights": weights}))
-        images = to_input(there["images"], self.img_size, self._mean, self._std, self._crop_share)
-        return MicroBatch(images, there["targets"], there["weights"])
+    def _micro_batch(self, tensors: dict[str, torch.Tensor]) -> MicroBatch:
+        images = to_input(tensors["images"], self.img_size, self._mean, self._std, self._crop_share)
+        return MicroBatch(images, tensors["targets"], tensors["weights"])
