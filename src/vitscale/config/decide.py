@@ -195,8 +195,10 @@ def _check_optimizer(config: RunConfig, engine: str, stage: int, precision: Prec
             f"optim.name={name} does not work with engine {where}: {pair.why}; use adamw or sgd, "
             "or engine single or ddp"
         )
-    if name == "muon" and precision.params != "fp32":
-        raise ConfigError("optim.name=muon needs fp32 weights; set precision.params=fp32 or another optimizer")
+    if name == "muon" and engine == "deepspeed" and precision.params != "fp32":
+        raise ConfigError(
+            "optim.name=muon needs fp32 weights under DeepSpeed; set precision.params=fp32 or another optimizer"
+        )
 
 
 def _check_graph(config: RunConfig, engine: str, device_type: str | None) -> None:
@@ -207,8 +209,8 @@ def _check_graph(config: RunConfig, engine: str, device_type: str | None) -> Non
         problem = "DeepSpeed's step waits for the host, which a graph cannot; use engine single or ddp"
     elif engine == "fsdp2":
         problem = "FSDP2 allocates its gathered weights anew at each update; use engine single or ddp"
-    elif config.optim.name not in ("adamw", "sgd"):
-        problem = f"optim.name={config.optim.name} has no fused step; use adamw or sgd"
+    elif config.optim.name not in ("adamw", "sgd", "muon"):
+        problem = f"optim.name={config.optim.name} has no fused step; use adamw, sgd or muon"
     elif config.precision.compute == "fp16":
         problem = "the host decides on fp16's loss scale after every update; use precision.compute=bf16"
     elif config.performance.checkpointing:

@@ -143,7 +143,7 @@ class PerformanceConfig(Section):
         "default", description="attention kernel on a GPU; default: torch's choice; auto: the fastest, measured once"
     )
     cuda_graph: bool = Field(
-        False, description="replay whole updates as one CUDA graph (engines single and ddp, AdamW or SGD, no dropout)"
+        False, description="replay whole updates as one CUDA graph (engines single and ddp, no LAMB, no dropout)"
     )
     data_on_device: bool = Field(
         True, description="keep an in-memory training set on the GPU if it takes less than an eighth of the free memory"
