@@ -36,14 +36,15 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "narrow": ("model.embed_dim=256", "model.num_heads=4", "train.epochs=150", "optim.lr=2e-3"),
     "long": ("train.epochs=180",),
     "patch": ("model.stem=patch",),
+    "muon": ("optim.name=muon", "optim.momentum=0.95", "optim.lr=2e-3"),
     # 90 %: less to regularise in a short run
     "short": (
         *("train.epochs=30", "optim.warmup_updates=300", "optim.ema_decay=0.995"),
         *("model.drop_path=0", "data.randaugment=1", "data.mixup=0"),
     ),
     "bare": ("data.randaugment=0",),
-    "epochs24": ("train.epochs=24",),
-    "epochs40": ("train.epochs=40",),
+    # lengths, for either
+    **{f"epochs{n}": (f"train.epochs={n}",) for n in (20, 24, 40, 50, 70, 80, 150)},
 }
 
 

@@ -5,6 +5,7 @@ never stopped. At another layout the gathered state is bit-equal, the order of s
 """
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def config(parallel: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def group(folder: Path, nproc: int, **sessions: dict[str, Any]) -> Outcome:
     """Run sessions one after the other in one process group; each leaves its files in `folder`."""
-    job = Job("group", "resume_worker", {"sessions": sessions}, nproc, timeout_s=300, env={"PYTHONPATH": str(HERE)})
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    job = Job("group", "resume_worker", {"sessions": sessions}, nproc, timeout_s=300, env={"PYTHONPATH": path})
     return run_job(job, folder)
 
 
