@@ -30,7 +30,9 @@ def test_the_printed_line_gives_the_same_logits(digits_run: Path, tmp_path: Path
 
 def test_a_convolutional_stem_comes_with_its_imports(digits_run: Path, tmp_path: Path) -> None:
     trained = open_run(digits_run)
-    config = trained.config.model_copy(update={"model": trained.config.model.model_copy(update={"stem": "conv"})})
+    config = trained.config.model_copy(
+        update={"model": trained.config.model.model_copy(update={"stem": "conv", "patch_size": 4})}
+    )
     stemmed = replace(trained, config=config, model=build_model(config.model, 10, seed=3).eval())
     exported = export(stemmed, tmp_path / "out.safetensors")
     *imports, line = exported.create_model.splitlines()

@@ -110,7 +110,7 @@ def measured(rows: list[dict[str, Any]]) -> dict[str, Any]:
         return found
     step = statistics.median(row["step_time_s"] for row in train[1:])
     first = len(train[0]["losses"])
-    setup = first * (train[0]["step_time_s"] - step)
+    setup = max(0.0, first * (train[0]["step_time_s"] - step))
     curve = [
         {"epoch": row["epoch"], "seconds": row["train_seconds"] - setup, "top1": row["top1"], "loss": row["loss"]}
         for row in rows
