@@ -6,12 +6,22 @@ all is over. What a phase costs is measure's business: nothing here reads a cloc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 Phase = Literal["data_wait", "host_to_device", "forward", "backward", "optimizer", "step", "evaluate", "checkpoint"]
 """`step` is an update that is one launch, without parts: a replayed CUDA graph."""
+
+
+class Part(NamedTuple):
+    """A phase inside an update that is one launch, between two timing events of the device."""
+
+    phase: Phase
+    begin: Any
+    end: Any
+
+
 Gather = Callable[[Any], list[Any]]
 """All ranks' picklable values, by rank, on every rank. Collective."""
 
@@ -21,6 +31,10 @@ class Recorder(Protocol):
 
     def phase(self, name: Phase) -> AbstractContextManager[object]:
         """Context manager around one phase; phases of one update may repeat but do not nest."""
+        ...
+
+    def inside(self, parts: Sequence[Part]) -> None:
+        """The update now issued is one launch, with these parts; its events hold until the next launch."""
         ...
 
     def update(self, images: int) -> None:
@@ -44,6 +58,9 @@ class NullRecorder:
     def phase(self, name: Phase) -> AbstractContextManager[object]:
         """Return a shared context manager that does nothing."""
         return self._nothing
+
+    def inside(self, parts: Sequence[Part]) -> None:
+        """Nothing."""
 
     def update(self, images: int) -> None:
         """Nothing."""

@@ -19,6 +19,7 @@ from vitscale.assembly import Parts, assemble, eval_loader, open_data
 from vitscale.checkpoint import TrainState
 from vitscale.config.decide import Decisions, decide
 from vitscale.config.load import dump_config, load_config
+from vitscale.config.performance import fallbacks
 from vitscale.config.run import RunConfig
 from vitscale.data.images import Splits
 from vitscale.data.loader import EvalLoader
@@ -153,6 +154,8 @@ class _Run:
     def _info(self, parts: Parts, state: TrainState, *, resumed: bool) -> dict[str, Any]:
         # How pretrained weights were fitted is of no interest to a run that has gone on from them.
         notes = [*parts.splits.notes, *parts.loader.notes, *parts.engine.notes, *(() if resumed else parts.fitted)]
+        if self.world.device.type == "cuda":
+            notes += fallbacks(self.config, self.decisions.reasons)
         return {
             "out": str(self.out),
             "engine": self.decisions.engine,

@@ -180,6 +180,14 @@ def test_what_may_be_the_point_of_the_comparison_is_a_note() -> None:
     assert "seed" not in note
 
 
+def test_a_key_that_is_off_on_one_side_is_known_to_be_off() -> None:
+    a = [record(repeat=r, config={"optim": {"clip_grad": None}, "performance": {"compile": "auto"}}) for r in range(2)]
+    b = [record(repeat=r, config={"optim": {"clip_grad": 1.0}, "performance": {"compile": True}}) for r in range(2)]
+    (note,) = compare(a, b).notes
+    assert "optim.clip_grad (none | 1.0)" in note
+    assert "compile" not in note
+
+
 def test_cases_of_one_side_are_named() -> None:
     a, b = [record({"engine": "ddp"}), record({"engine": "single"})], [record({"engine": "ddp"})]
     assert "only in A: engine=single" in compare(a, b).notes

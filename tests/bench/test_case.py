@@ -31,6 +31,21 @@ def test_every_peers_triple_has_a_row_of_ours() -> None:
     assert "fsdp2" in next(row.who for row in ours(rows) if row.precision == FSDP_MASTERS)
 
 
+def test_our_own_engines_stand_beside_each_other() -> None:
+    rows = ours(cases(config("precision.compute=bf16"), 1, "cuda"))
+    who = [row.who for row in rows if row.precision == MASTERS]
+    assert who == ["vitscale single", "vitscale fsdp2", *(f"vitscale deepspeed ZeRO {stage}" for stage in range(4))]
+    lamb = ours(cases(config("precision.compute=bf16", "optim.name=lamb"), 1, "cuda"))
+    assert "whole tensors" in str(next(row.problem for row in lamb if row.who == "vitscale fsdp2"))
+
+
+def test_only_the_rows_that_are_named() -> None:
+    titles = [row.title for row in cases(config("performance.compile=true"), 1, "cuda", ["timm", "vitscale single"])]
+    assert titles == ["vitscale single + compile + CUDA graph", "plain timm loop", "plain timm loop + compile"]
+    with pytest.raises(ConfigError, match="--only pigeon fits none of the rows: vitscale single"):
+        cases(config(), 1, "cpu", ["pigeon"])
+
+
 def test_one_process_has_a_plain_loop_and_a_compiled_one_on_a_gpu_only() -> None:
     assert [row.compile for row in cases(config(), 1, "cuda") if row.peer == "timm_loop"] == [False, True]
     assert [row.compile for row in cases(config(), 1, "cpu") if row.peer == "timm_loop"] == [False]

@@ -14,7 +14,7 @@ from vitscale.bench.table import ours_failed, remarks, table_rows
 from vitscale.cli.bench import bench as bench_command
 from vitscale.config.load import load_config
 from vitscale.errors import RunFolderError
-from vitscale.results.record import Identity, Measurement, Record
+from vitscale.results.record import Attribution, Identity, Measurement, Record
 from vitscale.results.records import read_records
 from vitscale.study.case import Job, Outcome
 
@@ -27,7 +27,7 @@ ROWS = [
 
 @pytest.mark.dist
 def test_rows_become_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rows(config: Any, world_size: int, device_type: str) -> list[Case]:
+    def rows(config: Any, world_size: int, device_type: str, only: Any) -> list[Case]:
         tree = config.model_dump(mode="json")
         return [Case("vitscale single", None, FP32, config=tree), *ROWS]
 
@@ -80,7 +80,7 @@ def record(who: str, steps: list[float], precision: str = "fp32/fp32/fp32", **me
     return Record(
         study="bench",
         case=f"{who} {precision}",
-        axes={"who": who, "precision": precision, "compile": False},
+        axes={"who": who, "precision": precision},
         identity=Identity(world_size=1, precision=precision, micro_batch_size=32, global_batch_size=64),
         measurement=Measurement(step_time_s=tuple(steps), peak_allocated_bytes=(2**30,), **measured),
     )
@@ -94,10 +94,19 @@ def test_the_table_compares_within_a_triple() -> None:
     ]
     tables = table_rows(records)
     assert tables["fp32/fp32/fp32"] == [
-        ("vitscale ddp", "640", "1.00", "0.64", "1.00 GiB", "32.0"),
-        ("raw DDP", "320", "0.50", "", "1.00 GiB", "32.0"),
+        ("vitscale ddp", "640", "1.00", "0.64", "1.00 GiB", "32.0", ""),
+        ("raw DDP", "320", "0.50", "", "1.00 GiB", "32.0", ""),
     ]
     assert tables["bf16/bf16/fp32"][0][:3] == ("raw FSDP2", "160", "")
+
+
+def test_where_time_goes_is_told_in_percent() -> None:
+    seconds = {"data_wait": 0.0001, "forward": 0.029, "backward": 0.0609, "optimizer": 0.01}
+    marked = record("vitscale ddp", [0.1], attribution=Attribution(updates=10, seconds=seconds))
+    peer = Attribution(updates=10, seconds={"step": 0.2}, idle_s=0.08)
+    rows = table_rows([marked, record("raw DDP", [0.2], attribution=peer)])["fp32/fp32/fp32"]
+    assert rows[0][-1] == "forward 29%, backward 61%, optimizer 10%"
+    assert rows[1][-1] == "step 100%, device idle 40%"
 
 
 def test_rounds_count_and_not_their_updates() -> None:
@@ -118,7 +127,7 @@ def test_memory_that_nobody_measured_is_empty() -> None:
     made = record("vitscale ddp", [0.1])
     assert made.measurement is not None
     bare = made.model_copy(update={"measurement": made.measurement.model_copy(update={"peak_allocated_bytes": ()})})
-    assert table_rows([bare])["fp32/fp32/fp32"][0][4:] == ("", "")
+    assert table_rows([bare])["fp32/fp32/fp32"][0][4:6] == ("", "")
 
 
 def test_only_our_own_failures_count() -> None:
@@ -133,7 +142,7 @@ def test_the_command_fails_with_our_own_row(
 ) -> None:
     made = [record("vitscale ddp", [0.1]).model_copy(update={"outcome": outcome})]
     monkeypatch.setattr(bench_run, "run_bench", lambda *_: made)
-    found = bench_command("digits", [], 1, tmp_path, 5, 1, 1, "cpu")
+    found = bench_command("digits", [], 1, tmp_path, 5, 1, 1, None, "cpu")
     assert found == code
     told = capsys.readouterr()
     assert "one round" in told.out

@@ -90,7 +90,8 @@ def test_each_setting_is_proved_apart(
 
 
 def test_one_process_with_a_switch_is_no_reference(tmp_path: Path, asked: list[tuple[str, int, str]]) -> None:
-    graphed = plan(GPU, engine=["single"], **{"performance.cuda_graph": [False, True]})
+    plain = {"compile": [False], "attention": ["default"]}
+    graphed = plan(GPU, engine=["single"], **{"performance.cuda_graph": [False, True]}, **plain)
     prove(graphed, tmp_path, None, lambda _: None)
     assert [(engine, nproc) for engine, nproc, _ in asked] == [("single", 1)]
     assert [proved(tmp_path)(case) for case in graphed.cases] == [None, True]

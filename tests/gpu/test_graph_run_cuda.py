@@ -54,7 +54,7 @@ def test_the_speedruns_parts_go_into_a_graph(tmp_path: Path) -> None:
         assert losses(graphed) != losses(graphed)[:1] * 60
 
 
-@pytest.mark.parametrize("engine", ["single", "ddp"])
+@pytest.mark.parametrize("engine", ["single", "ddp", "fsdp2"])
 def test_a_run_under_a_graph_learns_the_same_and_resumes(tmp_path: Path, engine: str) -> None:
     """90 updates pass the end of an epoch twice, where an update is shorter and cannot be replayed."""
     ways = (f"parallel.engine={engine}", "optim.clip_grad=1.0", "optim.ema_decay=0.9")

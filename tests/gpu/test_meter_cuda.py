@@ -104,8 +104,8 @@ def test_known_work_lands_in_its_phases(starve_s: float, tmp_path: Path) -> None
     assert result.peak_allocated_bytes[0] <= result.peak_reserved_bytes[0]
 
 
-def test_a_real_run_is_shared_out_the_same_in_both_ways(tmp_path: Path) -> None:
-    """A ViT-S that keeps the device busy: forward, backward and optimizer by the trace and by events at their edges."""
+def measured(out: Path, **performance: Any) -> tuple[Meter, Measurement]:
+    """A ViT-S that keeps the device busy."""
     from vitscale.config.load import build_config
     from vitscale.run import train
 
@@ -118,10 +118,33 @@ def test_a_real_run_is_shared_out_the_same_in_both_ways(tmp_path: Path) -> None:
             "train": {"micro_batch_size": 512, "max_updates": meter.total_updates},
             "eval": {"every_epochs": None},
             "log": {"every_updates": 1000},
+            "performance": {"compile": False, **performance},
         }
     )
-    train(config, tmp_path / "run", device="cuda", recorder=meter, observers=[], conclude=False)
-    result = Measurement.model_validate(meter.result())
+    train(config, out, device="cuda", recorder=meter, observers=[], conclude=False)
+    return meter, Measurement.model_validate(meter.result())
+
+
+def test_a_graph_is_shared_out_as_the_same_updates_without_it(tmp_path: Path) -> None:
+    """The device is the bottleneck, so the launches that a graph saves cost nothing here."""
+    _, plain = measured(tmp_path / "plain", cuda_graph=False)
+    _, graphed = measured(tmp_path / "graphed", cuda_graph=True)
+    assert plain.attribution is not None
+    assert graphed.attribution is not None
+    print(plain.attribution, graphed.attribution)
+    assert graphed.attribution.unknown == {}
+    for phase in ("forward", "backward", "optimizer"):
+        expected = pytest.approx(plain.attribution.seconds[phase], rel=0.1, abs=1e-3)
+        assert graphed.attribution.seconds[phase] == expected
+    whole = sum(graphed.attribution.seconds.values())
+    assert whole == pytest.approx(statistics.median(graphed.step_time_s), rel=0.05)
+    # Reading the events costs the counted updates nothing.
+    assert statistics.median(graphed.step_time_s) < 1.05 * statistics.median(plain.step_time_s)
+
+
+def test_a_real_run_is_shared_out_the_same_in_both_ways(tmp_path: Path) -> None:
+    """Forward, backward and optimizer by the trace and by events at their edges."""
+    meter, result = measured(tmp_path / "run", cuda_graph=False)
     assert result.attribution is not None
     print(result)
     assert result.attribution.method == "trace", result.attribution.warnings

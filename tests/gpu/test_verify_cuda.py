@@ -43,6 +43,20 @@ def test_fp32_on_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+def test_whole_step_graphs_of_fsdp2_make_the_same_update(tmp_path: Path, compiled: bool) -> None:
+    """Gathering, reducing and resharding inside the graph."""
+    keys = ["performance.cuda_graph=true", f"performance.compile={str(compiled).lower()}"]
+    word = "-compile-cuda_graph" if compiled else "-cuda_graph"
+    names = [f"{name}{word}" for name in ("adamw-accum1", "adamw-accum2-mixing", "adamw-accum2-clip")]
+    code, proof, text = run_verify(
+        tmp_path, *keys, "--engine", "fsdp2", *(part for name in names for part in ("--variant", name))
+    )
+    print(text)
+    assert code == 0, text
+    assert len(proof["figures"]) == 3 * 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
 def test_whole_step_graphs_make_the_same_update(tmp_path: Path, compiled: bool) -> None:
     """Captured and replayed updates, with accumulation, mixing, drop path, clipping and a short last window."""
     keys = ["performance.cuda_graph=true", f"performance.compile={str(compiled).lower()}"]

@@ -14,6 +14,7 @@ from vitscale.measure import meter as meter_module
 from vitscale.measure.device_state import DeviceWatch
 from vitscale.measure.meter import LEAD_IN, Meter, compiled_graphs, recompiles
 from vitscale.measure.trace import Tracer
+from vitscale.phases import Part
 from vitscale.results.record import PHASES, Measurement
 
 CPU = torch.device("cpu")
@@ -202,6 +203,43 @@ def test_a_step_that_is_one_launch() -> None:
     assert attribution is not None
     assert tuple(attribution.seconds) == ("data_wait", "host_to_device", "step", "other")
     assert attribution.seconds["step"] == pytest.approx(nap.seconds["step"] / 3, rel=0.1)
+
+
+class Event:
+    """A device event at a known time."""
+
+    waited = 0
+
+    def __init__(self, ms: float) -> None:
+        self.ms = ms
+
+    def elapsed_time(self, later: Event) -> float:
+        return later.ms - self.ms
+
+    def synchronize(self) -> None:
+        Event.waited += 1
+
+
+def test_the_parts_of_a_launch_are_read_in_traced_updates_only() -> None:
+    """Reading waits for the device, which would change a counted update."""
+    edges = [("forward", 0, 1), ("backward", 1, 3), ("forward", 3, 4), ("backward", 4, 6), ("optimizer", 6, 8)]
+    parts = [Part(phase, Event(begin), Event(end)) for phase, begin, end in edges]
+    Event.waited = 0
+    meter = Meter(CPU, 0, 2, warmup=1, updates=3, trace=10)  # a second process, so that there is a traced stage
+    assert meter.total_updates is not None
+    for number in range(meter.total_updates):
+        with meter.phase("step"):
+            pass
+        meter.inside(parts)
+        meter.update(4)
+        if number == 3:
+            assert Event.waited == 0
+    assert Event.waited == meter.total_updates - 4
+    assert meter._inside.shares() == pytest.approx({"forward": 0.25, "backward": 0.5, "optimizer": 0.25})
+    meter.finish(lambda value: [value, value])
+    attribution = Measurement.model_validate(meter.result()).attribution
+    assert attribution is not None
+    assert attribution.seconds["backward"] == pytest.approx(2 * attribution.seconds["forward"])
 
 
 # --- what it costs ----------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def test_without_a_trace_it_is_said_so() -> None:
 def test_an_update_that_is_one_launch_has_no_inner_phases() -> None:
     """A whole-step CUDA graph; nothing inside it is told apart, whatever a trace would show."""
     phases = {"data_wait": 0.1, "host_to_device": 0.05, "forward": 0.01, "backward": 0.0, "optimizer": 0.02}
-    own = RankShares({**phases, "step": 0.8, "other": 0.02}, [1.0] * 20, [1.0] * 10, gpu_tracer())
+    own = RankShares({**phases, "step": 0.8, "other": 0.02}, [1.0] * 20, [], None)
     (findings,) = together([own])
     attribution = valid(findings)
     assert attribution.method == "phases"
@@ -160,6 +160,39 @@ def test_an_update_that_is_one_launch_has_no_inner_phases() -> None:
     assert set(attribution.unknown) == {"exposed_comm", "straggler_wait"}
     assert "the update is one launch" in attribution.unknown["exposed_comm"]
     assert attribution.warnings == ()
+
+
+def test_a_loop_that_marks_no_parts_is_one_step_beside_its_communication() -> None:
+    """The peers of a bench: what of a step is exposed communication, and how long the device starves, a trace tells."""
+    tracer = gpu_tracer()
+    tracer.marks = [Mark("step", mark.begin, mark.end) for mark in tracer.marks]
+    phases = {**dict.fromkeys(PHASES_S, 0.0), "step": 0.99, "other": 0.01}
+    first, _ = together([RankShares(phases, [1.0] * 20, [1.0] * 10, tracer)] * 2)
+    attribution = valid(first)
+    assert attribution.method == "trace"
+    assert attribution.seconds["step"] == pytest.approx(0.85, abs=0.01)
+    assert attribution.seconds["exposed_comm"] == pytest.approx(0.15, abs=0.01)
+    assert "forward" not in attribution.seconds
+    assert attribution.idle_s == pytest.approx(0, abs=0.01)
+
+
+def test_the_events_inside_a_launch_divide_it() -> None:
+    phases = {"data_wait": 0.1, "host_to_device": 0.05, "forward": 0.0, "backward": 0.0, "optimizer": 0.02, "step": 0.8}
+    inside = {"forward": 0.25, "backward": 0.625, "optimizer": 0.125}
+    own = RankShares({**phases, "other": 0.03}, [1.0] * 20, [1.0] * 10, gpu_tracer(), inside)
+    (findings,) = together([own])
+    attribution = valid(findings)
+    assert attribution.method == "phases"
+    assert attribution.seconds == pytest.approx(
+        {
+            "data_wait": 0.1, "host_to_device": 0.05, "forward": 0.2, "backward": 0.5, "optimizer": 0.12,
+            "exposed_comm": 0.0, "straggler_wait": 0.0, "other": 0.03,
+        }
+    )  # fmt: skip
+    assert attribution.unknown == {}
+    first, _ = together([own, own])
+    assert "the update is one launch" in valid(first).unknown["exposed_comm"]
+    assert valid(first).seconds["backward"] == pytest.approx(0.5)
 
 
 def test_a_trace_that_ended_early_says_little() -> None:

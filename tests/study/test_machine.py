@@ -151,7 +151,7 @@ def test_a_run_that_failed_early_teaches_no_length() -> None:
 def test_guesses_grow_with_the_work() -> None:
     def guess(machine: Machine, **keys: Any) -> float:
         config = study(**keys)
-        found = expand(config).cases
+        found = expand(config, machine.device_type).cases
         return Forecast(config, machine, found).seconds(found[0])
 
     assert guess(CPU, measure={"updates": 2000}) > 10 * guess(CPU)

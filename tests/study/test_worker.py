@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from vitscale.config.decide import Decisions, decide
 from vitscale.config.load import build_config
 from vitscale.data.sources import VAL_IS_TEST
 from vitscale.engine.graph import DDP_WARMUP
@@ -66,9 +67,13 @@ def test_training_time_comes_from_the_clock_that_leaves_measuring_out() -> None:
 
 
 def test_the_capture_of_a_graph_is_warm_up() -> None:
-    train = {"max_updates": 9}
-    plain = build_config({"train": train})
-    graphed = build_config({"train": train, "performance": {"cuda_graph": True}})
+    def decided(graph: bool) -> Decisions:
+        config = build_config(
+            {"train": {"max_updates": 9, "micro_batch_size": 8}, "performance": {"cuda_graph": graph}}
+        )
+        return decide(config, world_size=1, device_type="cuda")
+
+    plain, graphed = decided(False), decided(True)
     assert [warm_up(asked, plain) for asked in (0, 10, 20)] == [0, 10, 20]
     assert [warm_up(asked, graphed) for asked in (0, 10, 20)] == [DDP_WARMUP + 1, DDP_WARMUP + 1, 20]
 

@@ -84,12 +84,14 @@ def unequal(a: Record, b: Record) -> dict[str, tuple[Any, Any]]:
 def treatment(a: Record, b: Record) -> dict[str, tuple[Any, Any]]:
     """What else differs, and may be the point of the comparison."""
     found = _fields(a.identity, b.identity, _TREATMENT)
-    known = {key.rpartition(".")[2] for key in found} | {"name", "local_batch_size"}
+    # The identity says what compile and cuda_graph became; in the config they may be auto.
+    known = {key.rpartition(".")[2] for key in found} | {"name", "local_batch_size", "compile", "cuda_graph"}
     sections = [key for key in (a.config or {}) if key not in _CONFIG_NOT_SPEED]
     of_a, of_b = (dict(_flat(record.config or {}, sections)) for record in (a, b))
     for key, values in differences(of_a, of_b).items():
         if key not in _CONFIG_NOT_SPEED and key.rpartition(".")[2] not in known:
-            found[key] = values
+            first, second = ("none" if value is None and of_a and of_b else value for value in values)
+            found[key] = (first, second)
     return found
 
 

@@ -7,7 +7,8 @@ triple that a peer brings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -23,6 +24,7 @@ AUTOCAST = ("bf16", "fp32", "fp32")
 MASTERS = ("bf16", "bf16", "bf16")
 FSDP_MASTERS = ("bf16", "bf16", "fp32")
 FP32 = ("fp32", "fp32", "fp32")
+NO_DEEPSPEED = "deepspeed is not installed"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Case:
     peer: str | None  # the module under bench.peers; None: ours
     precision: tuple[str, str, str]
     compile: bool = False
+    cuda_graph: bool = False
     zero_stage: int | None = None
     config: dict[str, Any] | None = None  # ours: the RunConfig
     problem: str | None = None
@@ -53,8 +56,12 @@ class Case:
     @property
     def name(self) -> str:
         """For folders: who and how."""
-        words = [self.who.replace(" ", "-"), *("compile",) * self.compile, "-".join(self.precision)]
-        return "_".join(words)
+        return "_".join([self.title.replace(" + ", "_").replace(" ", "-"), "-".join(self.precision)])
+
+    @property
+    def title(self) -> str:
+        """For tables: who and how."""
+        return " + ".join([self.who, *("compile",) * self.compile, *("CUDA graph",) * self.cuda_graph])
 
 
 def spec_of(config: RunConfig, decisions: Decisions, num_classes: int) -> Spec:
@@ -70,12 +77,19 @@ def spec_of(config: RunConfig, decisions: Decisions, num_classes: int) -> Spec:
     return Spec(model.name, {**given, **model.kwargs}, model.in_chans, num_classes, size, micro, config.optim.lr)
 
 
-def cases(config: RunConfig, world_size: int, device_type: str) -> list[Case]:
-    """Our rows first, then the peers', in the order of the table."""
-    rows = list(_peers(config, world_size, device_type))
-    triples = dict.fromkeys(row.precision for row in rows)
+def cases(config: RunConfig, world_size: int, device_type: str, only: Sequence[str] = ()) -> list[Case]:
+    """Our rows first, then the peers', in the order of the table.
+
+    only: words, of which a row's title must hold one. Raises ConfigError if no row is left.
+    """
+    peers = list(_peers(config, world_size, device_type))
+    triples = dict.fromkeys(row.precision for row in peers)
     ours = [_ours(config, triple, world_size, device_type) for triple in triples]
-    return [*ours, *rows]
+    rows = [*ours, *_our_engines(config, world_size, device_type), *peers]
+    kept = [row for row in rows if not only or any(word.lower() in row.title.lower() for word in only)]
+    if not kept:
+        raise ConfigError(f"--only {', '.join(only)} fits none of the rows: {', '.join(row.title for row in rows)}")
+    return kept
 
 
 def _peers(config: RunConfig, world_size: int, device_type: str) -> Iterator[Case]:
@@ -87,7 +101,7 @@ def _peers(config: RunConfig, world_size: int, device_type: str) -> Iterator[Cas
             yield Case("plain timm loop", "timm_loop", simple, compile_)
         yield Case("raw DDP", "raw_ddp", simple, compile_)
     yield Case("raw FSDP2", "raw_fsdp2", FSDP_MASTERS if low else FP32)
-    missing = None if find_spec("deepspeed") else "deepspeed is not installed"
+    missing = None if find_spec("deepspeed") else NO_DEEPSPEED
     for stage in range(4):
         masters = MASTERS if low else FP32
         yield Case(f"raw DeepSpeed ZeRO {stage}", "raw_deepspeed", masters, zero_stage=stage, problem=missing)
@@ -101,15 +115,35 @@ def _ours(config: RunConfig, triple: tuple[str, str, str], world_size: int, devi
     tree["precision"] = {"compute": compute, "params": params, "reduce": reduce}
     for engine in (config.parallel.engine, "auto", "fsdp2"):
         tree["parallel"]["engine"] = engine
-        try:
-            run = build_config(tree)
-            decisions = decide(run, world_size=world_size, device_type=device_type)
-        except (ConfigError, DeviceError) as error:
-            problem = str(error)
+        row = _our_row(tree, triple, world_size, device_type)
+        if row.problem is None:
+            break
+    return row
+
+
+def _our_engines(config: RunConfig, world_size: int, device_type: str) -> Iterator[Case]:
+    """Our other engines, in the triple that DeepSpeed trains in."""
+    triple = MASTERS if config.precision.compute == "bf16" else FP32
+    for engine, stage in (("fsdp2", 0), *(("deepspeed", stage) for stage in range(4))):
+        if (engine, stage) == (config.parallel.engine, config.parallel.zero_stage):
             continue
-        stage = f" ZeRO {decisions.zero_stage}" if decisions.engine == "deepspeed" else ""
-        return Case(f"{OURS} {decisions.engine}{stage}", None, triple, run.performance.compile, config=tree)
-    return Case(OURS, None, triple, problem=problem)
+        tree = config.model_dump(mode="json")
+        tree["precision"] = dict(zip(("compute", "params", "reduce"), triple, strict=True))
+        tree["parallel"] |= {"engine": engine, "zero_stage": stage}
+        tree["deepspeed"] = config.deepspeed if engine == "deepspeed" else {}
+        yield _our_row(tree, triple, world_size, device_type)
+
+
+def _our_row(tree: dict[str, Any], triple: tuple[str, str, str], world_size: int, device_type: str) -> Case:
+    parallel = tree["parallel"]
+    stage = f" ZeRO {parallel['zero_stage']}" if parallel["engine"] == "deepspeed" else ""
+    try:
+        decisions = decide(build_config(tree), world_size=world_size, device_type=device_type)
+    except (ConfigError, DeviceError) as error:
+        return Case(f"{OURS} {parallel['engine']}{stage}", None, triple, problem=str(error))
+    who, fast = f"{OURS} {decisions.engine}{stage}", decisions.fast
+    missing = None if find_spec("deepspeed") or decisions.engine != "deepspeed" else NO_DEEPSPEED
+    return Case(who, None, triple, fast.compile, fast.cuda_graph, config=deepcopy(tree), problem=missing)
 
 
 def payload_of(case: Case, spec: Spec, *, device: str, warmup: int, updates: int, trace: int) -> dict[str, Any]:

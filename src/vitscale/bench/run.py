@@ -43,6 +43,7 @@ class Bench:
     updates: int
     trace: int
     rounds: int
+    only: tuple[str, ...] = ()
     timeout_s: float = 900.0
 
 
@@ -56,7 +57,7 @@ def run_bench(bench: Bench, out: Path, on_row: OnRow | None = None) -> list[Reco
     decisions = decide(config, world_size=bench.world_size, device_type=bench.device_type)
     classes = expected_classes(config.model, config.data) or 1000
     spec = spec_of(config, decisions, classes)
-    rows = cases(config, bench.world_size, bench.device_type)
+    rows = cases(config, bench.world_size, bench.device_type, bench.only)
     plan = running_order(len(rows), bench.rounds, ORDER_SEED)
     made: dict[tuple[int, int], Record] = {}
     with _open_store(out) as store:
@@ -132,8 +133,8 @@ def record_of(
     )
     return Record(
         study="bench",
-        case=_title(row),
-        axes={"who": row.who, "precision": "/".join(row.precision), "compile": row.compile},
+        case=f"{row.title} ({'/'.join(row.precision)})",
+        axes={"who": row.title, "precision": "/".join(row.precision)},
         repeat=number,
         order=order,
         outcome=outcome.kind,
@@ -152,6 +153,7 @@ def record_of(
             device_type="cuda" if bench.device_type == "cuda" else "cpu",
             precision="/".join(row.precision),
             compile=row.compile,
+            cuda_graph=row.cuda_graph,
             micro_batch_size=spec.micro_batch_size,
             grad_accum_steps=1,
             global_batch_size=spec.micro_batch_size * bench.world_size,
@@ -163,7 +165,3 @@ def record_of(
         environment=result["environment"] if result else None,
         config=row.config,
     )
-
-
-def _title(row: Case) -> str:
-    return f"{row.who}{' + compile' if row.compile else ''} ({'/'.join(row.precision)})"

@@ -7,14 +7,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from vitscale.bench.case import OURS
-from vitscale.results.record import Record
+from vitscale.results.record import Measurement, Record
 
-Row = tuple[str, str, str, str, str, str]
+Row = tuple[str, str, str, str, str, str, str]
+COLUMNS = ("images/s", "of ours", "MFU", "peak memory", "MiB per image", "where time goes")
+SMALL = 0.005  # a share of an update that is not worth a word
 MISSING = "not measured"
 
 
 def table_rows(records: Sequence[Record]) -> dict[str, list[Row]]:
-    """Precision triple -> (who, images/s, share of ours, MFU, peak memory, MiB per image), in the order of the rows."""
+    """Precision triple -> (who, and a text for each of COLUMNS), in the order of the rows."""
     parts: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         parts[str(record.identity.precision)][record.case].append(record)
@@ -63,10 +65,10 @@ def _step_times(case: Sequence[Record]) -> list[float]:
 
 def _row(case: list[Record], ours: float | None) -> Row:
     first = case[0]
-    name = f"{first.axes['who']}{' + compile' if first.axes['compile'] else ''}"
+    name = str(first.axes["who"])
     speed = images_per_s(case)
     if speed is None:
-        return (name, _why(case), "", "", "", "")
+        return (name, _why(case), "", "", "", "", "")
     measured = [record.measurement for record in case if record.measurement]
     peak = max((size for m in measured for size in m.peak_allocated_bytes or m.peak_rss_bytes), default=None)
     flops, limit = measured[0].flops_per_image, measured[0].peak_flops
@@ -74,7 +76,19 @@ def _row(case: list[Record], ours: float | None) -> Row:
     share = f"{speed / ours:.2f}" if ours else ""
     micro = first.identity.micro_batch_size or 1
     memory = ("", "") if peak is None else (f"{peak / 2**30:.2f} GiB", f"{peak / 2**20 / micro:.1f}")
-    return (name, f"{speed:,.0f}", share, mfu, *memory)
+    return (name, f"{speed:,.0f}", share, mfu, *memory, _where(measured[0]))
+
+
+def _where(measurement: Measurement) -> str:
+    """The parts of an update in percent, and how long the device ran nothing, where a trace told that."""
+    if measurement.attribution is None:
+        return ""
+    seconds = measurement.attribution.seconds
+    whole = sum(seconds.values())
+    parts = [(name.replace("_", " "), value / whole) for name, value in seconds.items() if whole]
+    idle = measurement.attribution.idle_s
+    parts += [("device idle", idle / whole)] if idle is not None and whole else []
+    return ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= SMALL)
 
 
 def _why(case: list[Record]) -> str:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from vitscale.results.record import Record
     from vitscale.study.case import Outcome
 
+TRACED = 10  # updates after the counted ones, for where time goes
+
 
 def bench(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="A recipe's name, or the path of a YAML file.")],
@@ -26,6 +28,9 @@ def bench(
     updates: Annotated[int, typer.Option("--updates", min=5, help="Counted updates of each row.")] = 30,
     warmup: Annotated[int, typer.Option("--warmup", min=1, help="Updates before them, not counted.")] = 15,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often every row runs.")] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="WORD", help="Only rows whose name holds WORD; repeatable.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option("--device", metavar="cpu|cuda", help="Default: CUDA if there is.")
     ] = None,
@@ -41,7 +46,8 @@ def bench(
 
       vitscale bench digits
       vitscale bench synthetic-vit-b16 precision.compute=bf16 train.micro_batch_size=64
-      vitscale bench cifar10-vit-b16 --nproc 2 performance.compile=true --rounds 3
+      vitscale bench synthetic-vit-b16 --only vitscale --only "timm loop"
+      vitscale bench cifar10-vit-b16 --nproc 2 --rounds 3
     """
     import time
 
@@ -62,7 +68,8 @@ def bench(
     decide(run, world_size=nproc, device_type=machine.device_type)
     folder = out or Path("benches") / f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = machine.facts.cuda_names[:nproc]
-    work = Bench(run, nproc, machine.device_type, names, warmup, updates, trace=0, rounds=rounds)
+    trace = TRACED if machine.device_type == "cuda" or nproc > 1 else 0
+    work = Bench(run, nproc, machine.device_type, names, warmup, updates, trace, rounds, tuple(only or ()))
     go_on_unheard()
     records = run_bench(work, folder, _progress())
     _print(records)
@@ -77,7 +84,7 @@ def _progress() -> OnRow:
         if outcome is None:
             if index == 0:
                 typer.echo(f"{total} rows, one after the other; DeepSpeed's may compile an operator first, for minutes")
-            typer.echo(f"[{index + 1}/{total}] {row.who}{' + compile' if row.compile else ''} ...", nl=False)
+            typer.echo(f"[{index + 1}/{total}] {row.title} ...", nl=False)
         elif outcome.kind == "ok":
             typer.echo(f" {outcome.seconds:.0f} s")
         else:
@@ -90,13 +97,14 @@ def _print(records: list[Record]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from vitscale.bench.table import remarks, table_rows
+    from vitscale.bench.table import COLUMNS, remarks, table_rows
 
     for triple, rows in table_rows(records).items():
         table = Table(title=f"precision {triple}", title_justify="left")
         table.add_column("", overflow="fold")
-        for name in ("images/s", "of ours", "MFU", "peak memory", "MiB per image"):
+        for name in COLUMNS[:-1]:
             table.add_column(name, justify="right")
+        table.add_column(COLUMNS[-1], overflow="fold")
         for row in rows:
             table.add_row(*row)
         Console(highlight=False).print(table)

@@ -12,11 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vitscale.config.performance import FastPaths
+
 if TYPE_CHECKING:
+    from vitscale.config.run import RunConfig
     from vitscale.study.expand import Case
     from vitscale.study.study import Plan
 
 PROOF_FILE = Path("proof") / "proof.json"
+PLAIN = FastPaths(compile=False, cuda_graph=False, attention="default")
 _FREE = (
     "drop_path",
     "dropout",
@@ -47,7 +51,7 @@ def prove(plan: Plan, folder: Path, device: str | None, say: Callable[[str], Non
         if any(known == key and size >= nproc for known, size in kept):
             continue
         say(f"proof of equality for {key.engine}, {_title(key)}, {nproc} process{'es' if nproc > 1 else ''}")
-        proof = verify_engines(cases[0].config, nproc, engines=[key.engine], device=device)
+        proof = verify_engines(_as_run(cases[0]), nproc, engines=[key.engine], device=device)
         say(f"  {key.engine}: {'every figure within its bound' if proof.passed else 'NOT equal: see vitscale verify'}")
         kept[key, nproc] = proof.passed
         (folder / PROOF_FILE).parent.mkdir(parents=True, exist_ok=True)
@@ -80,10 +84,7 @@ def _groups(plan: Plan) -> dict[Key, list[Case]]:
 
 def _is_reference(case: Case) -> bool:
     """Whether a case is the plain single process that all others are compared with."""
-    switches = case.config.performance
-    return _engine(case) == "single" and not (
-        switches.compile or switches.cuda_graph or switches.attention != "default"
-    )
+    return _engine(case) == "single" and _fast(case) == PLAIN
 
 
 def _key(case: Case) -> Key:
@@ -91,13 +92,21 @@ def _key(case: Case) -> Key:
     model = config.model.model_dump(mode="json", exclude=set(_FREE))
     setting = {
         "precision": "/".join(case.decisions.precision) if case.decisions else "",
-        "compile": config.performance.compile,
-        "cuda_graph": config.performance.cuda_graph,
-        "attention": config.performance.attention,
+        **_fast(case)._asdict(),
         "model": model,
         "deepspeed": config.deepspeed if engine.startswith("deepspeed") else {},
     }
     return Key(engine, json.dumps(setting, sort_keys=True))
+
+
+def _fast(case: Case) -> FastPaths:
+    return case.decisions.fast if case.decisions else PLAIN
+
+
+def _as_run(case: Case) -> RunConfig:
+    """The case's config with what `auto` became for it: that is to be proved."""
+    performance = case.config.performance.model_copy(update=_fast(case)._asdict())
+    return case.config.model_copy(update={"performance": performance})
 
 
 def _of_all_engines(key: Key) -> str:

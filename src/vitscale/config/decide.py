@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from vitscale.config.augment import check_augmentation, check_normalisation
 from vitscale.config.batch import BatchTriple, solve_batch
+from vitscale.config.performance import FastPaths, Place, Reason, fast_paths
 from vitscale.config.run import RunConfig
 from vitscale.errors import ConfigError, DeviceError
 
@@ -35,14 +36,6 @@ class Precision(NamedTuple):
         return f"{self.params} weights with fp32 masters"
 
 
-class Reason(NamedTuple):
-    """One decision: the key, what it became, and why."""
-
-    key: str
-    value: str
-    why: str
-
-
 @dataclass(frozen=True)
 class Decisions:
     """A config with nothing left open that can be known without the data and the device."""
@@ -52,8 +45,13 @@ class Decisions:
     batch: BatchTriple
     precision: Precision
     world_size: int
-    static_shapes: bool  # short micro-batches are padded with images of weight 0, so that every shape is the same
+    fast: FastPaths
     reasons: tuple[Reason, ...]
+
+    @property
+    def static_shapes(self) -> bool:
+        """Short micro-batches are padded with images of weight 0, so that every shape is the same."""
+        return self.fast.compile or self.fast.cuda_graph
 
 
 class Pair(NamedTuple):
@@ -100,7 +98,7 @@ def decide(config: RunConfig, *, world_size: int, device_type: str | None = None
     precision = _precision(config, engine)
     _check_device(precision, engine, device_type)
     _check_optimizer(config, engine, stage, precision)
-    _check_graph(config, engine, device_type)
+    fast, why_fast = fast_paths(config, Place(engine, stage, world_size, device_type))
     _check_mixing(config, batch)
     check_augmentation(config.data, config.model.in_chans)
     check_normalisation(config.data, config.model.in_chans)
@@ -108,10 +106,10 @@ def decide(config: RunConfig, *, world_size: int, device_type: str | None = None
         Reason("parallel.engine", engine + (f" zero_stage {stage}" if engine == "deepspeed" else ""), why_engine),
         *_batch_reasons(config, batch, world_size),
         Reason("precision", "/".join(precision), precision.meaning),
-        *_performance_reasons(config, engine, stage),
+        *why_fast,
+        _data_reason(config),
     )
-    static_shapes = config.performance.compile or config.performance.cuda_graph
-    return Decisions(engine, stage, batch, precision, world_size, static_shapes, reasons)
+    return Decisions(engine, stage, batch, precision, world_size, fast, reasons)
 
 
 def _engine(config: RunConfig, world_size: int) -> tuple[EngineName, str]:
@@ -137,13 +135,10 @@ def _batch_reasons(config: RunConfig, batch: BatchTriple, world_size: int) -> It
             yield Reason(f"train.{name}", str(value), why)
 
 
-def _performance_reasons(config: RunConfig, engine: str, stage: int) -> Iterator[Reason]:
+def _data_reason(config: RunConfig) -> Reason:
     on_device = config.performance.data_on_device
     why = "a training set in memory moves to the GPU if it takes less than an eighth of the free memory there"
-    yield Reason("performance.data_on_device", str(on_device).lower(), why if on_device else "as asked")
-    if config.performance.compile and engine == "deepspeed" and stage == 3:
-        slow = "DeepSpeed's hooks split a ZeRO-3 model into many small graphs: minutes to compile, little to gain"
-        yield Reason("performance.compile", "true", slow)
+    return Reason("performance.data_on_device", str(on_device).lower(), why if on_device else "as asked")
 
 
 def _precision(config: RunConfig, engine: str) -> Precision:
@@ -199,28 +194,6 @@ def _check_optimizer(config: RunConfig, engine: str, stage: int, precision: Prec
         raise ConfigError(
             "optim.name=muon needs fp32 weights under DeepSpeed; set precision.params=fp32 or another optimizer"
         )
-
-
-def _check_graph(config: RunConfig, engine: str, device_type: str | None) -> None:
-    if not config.performance.cuda_graph:
-        return
-    problem = None
-    if engine == "deepspeed":
-        problem = "DeepSpeed's step waits for the host, which a graph cannot; use engine single or ddp"
-    elif engine == "fsdp2":
-        problem = "FSDP2 allocates its gathered weights anew at each update; use engine single or ddp"
-    elif config.optim.name not in ("adamw", "sgd", "muon"):
-        problem = f"optim.name={config.optim.name} has no fused step; use adamw, sgd or muon"
-    elif config.precision.compute == "fp16":
-        problem = "the host decides on fp16's loss scale after every update; use precision.compute=bf16"
-    elif config.performance.checkpointing:
-        problem = "recomputation saves the random state in the middle of an update; set performance.checkpointing=false"
-    elif config.model.dropout:
-        problem = "dropout in layers is seeded by the host at each update; set model.dropout=0 or use model.drop_path"
-    if problem:
-        raise ConfigError(f"performance.cuda_graph=true is not possible here: {problem}")
-    if device_type == "cpu":
-        raise DeviceError("performance.cuda_graph=true needs an NVIDIA GPU; leave it out on the CPU")
 
 
 def _check_mixing(config: RunConfig, batch: BatchTriple) -> None:

@@ -76,7 +76,7 @@ def build_config(tree: Tree) -> RunConfig:
 def _check_linear(config: RunConfig) -> None:
     """DeepSpeed's own linear function under torch.compile on a GPU loses gradients without a word (0.19.8)."""
     zero = config.deepspeed.get("zero_optimization", {})
-    if config.performance.compile and zero.get("memory_efficient_linear"):
+    if config.performance.compile is True and zero.get("memory_efficient_linear"):
         raise ConfigError(
             "deepspeed.zero_optimization.memory_efficient_linear=true loses gradients with performance.compile=true; "
             "remove one of the two"

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Auto = bool | Literal["auto"]
 
 
 class Section(BaseModel):
@@ -138,12 +139,13 @@ class ParallelConfig(Section):
 class PerformanceConfig(Section):
     """Each switch changes speed or memory, never the mathematics."""
 
-    compile: bool = Field(False, description="torch.compile the model")
+    compile: Auto = Field("auto", description="torch.compile the model; auto: on a GPU, where it gains")
     attention: Literal["auto", "default", "flash", "cudnn", "efficient", "math"] = Field(
-        "default", description="attention kernel on a GPU; default: torch's choice; auto: the fastest, measured once"
+        "auto", description="attention kernel on a GPU; auto: the fastest, measured once; default: torch's choice"
     )
-    cuda_graph: bool = Field(
-        False, description="replay whole updates as one CUDA graph (engines single and ddp, no LAMB, no dropout)"
+    cuda_graph: Auto = Field(
+        "auto",
+        description="replay whole updates as one CUDA graph (native engines, no LAMB, no dropout)",
     )
     data_on_device: bool = Field(
         True, description="keep an in-memory training set on the GPU if it takes less than an eighth of the free memory"

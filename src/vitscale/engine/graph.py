@@ -8,12 +8,14 @@ the learning rate. Updates of fewer micro-steps than the others (at the end of a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
 from vitscale.data.batch import MicroBatch
+from vitscale.phases import NULL, NullRecorder, Part, Phase, Recorder
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
 Compute = Callable[[tuple[MicroBatch, ...], torch.Tensor | float], Outputs]
@@ -22,23 +24,49 @@ WARMUP = 3  # updates before the capture: lazy states, workspaces, compilation
 DDP_WARMUP = 11  # DDP rebuilds its buckets and takes its own times in its first ten
 
 
+class _Marks(NullRecorder):
+    """Records phases as timing events inside the graph, which each replay sets anew."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Between two events on the stream of the capture."""
+        begin, end = (
+            torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
+        begin.record()
+        yield
+        end.record()
+        self.parts.append(Part(name, begin, end))
+
+
 class _Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     micros: tuple[MicroBatch, ...]
     scale: torch.Tensor
     outputs: Outputs
+    parts: tuple[Part, ...]
 
 
 class GraphedUpdate:
-    """Replays `compute`. Outputs are copies: the next replay overwrites the graph's own."""
+    """Replays `compute`. Outputs are copies: the next replay overwrites the graph's own.
+
+    marks: what `compute` tells its phases to. parts: the phases of the last update; none if it was not replayed.
+    """
 
     def __init__(self, compute: Compute, stream: torch.cuda.Stream, warmup: int) -> None:
         self._compute, self._stream, self._warmup, self._left = compute, stream, warmup, warmup
         self._layout: list[tuple[torch.Size, torch.dtype]] = []
         self._captured: _Captured | None = None
+        self.marks: Recorder = NULL
+        self.parts: tuple[Part, ...] = ()
 
     def __call__(self, micros: tuple[MicroBatch, ...], scale: float) -> Outputs:
         """One update."""
+        self.parts = ()
         layout = [(t.shape, t.dtype) for micro in micros for t in _tensors(micro)]
         if len(layout) > len(self._layout):  # a resumed run may begin with the short update that ends an epoch
             self._layout, self._left, self._captured = layout, self._warmup, None
@@ -66,9 +94,11 @@ class GraphedUpdate:
         places = tuple(_copy(micro) for micro in micros)
         scale_place = torch.full((), scale, device=device)
         graph = torch.cuda.CUDAGraph()
+        self.marks = marks = _Marks()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             outputs = self._compute(places, scale_place)
-        return _Captured(graph, places, scale_place, outputs)
+        self.marks = NULL
+        return _Captured(graph, places, scale_place, outputs, tuple(marks.parts))
 
     def _replay(self, captured: _Captured, micros: tuple[MicroBatch, ...], scale: float) -> Outputs:
         places = [t for micro in captured.micros for t in _tensors(micro)]
@@ -77,6 +107,7 @@ class GraphedUpdate:
             place.copy_(value, non_blocking=True)
         captured.scale.fill_(scale)
         captured.graph.replay()
+        self.parts = captured.parts
         loss, norm = captured.outputs
         return loss.clone(), None if norm is None else norm.clone()
 

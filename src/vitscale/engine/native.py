@@ -58,12 +58,12 @@ class NativeEngine(UpdateRules):
     ) -> None:
         super().__init__(model, loss_fn, config, decisions, world, total_updates, recorder)
         model.to(world.device)
-        prepare(model, config.performance, decisions.engine)
+        prepare(model, config.performance, decisions)
         self._masters, self._frozen = self._cast(model)
         mesh = None if decisions.engine == "single" else world.mesh()
-        graphed = config.performance.cuda_graph
+        graphed = decisions.fast.cuda_graph
         side = torch.cuda.Stream(world.device) if graphed else None  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(side) if side else nullcontext():  # DDP belongs to the stream that it is built on
+        with torch.cuda.stream(side) if side else nullcontext():  # DDP and FSDP2 belong to the stream of their making
             self.module = data_parallel(model, decisions, mesh)
         # Taken now: after an evaluation FSDP2 leaves unsharded parameters in the model, in the compute precision.
         self._all = dict(model.named_parameters())
@@ -77,7 +77,7 @@ class NativeEngine(UpdateRules):
         self._ema = Ema(decay, self._local_weights()) if decay else None
         if decisions.engine == "ddp" and (world.device.type == "cpu" or config.train.deterministic):
             self._settle_buckets()
-        warmup = DDP_WARMUP if decisions.engine == "ddp" else WARMUP
+        warmup = WARMUP if decisions.engine == "single" else DDP_WARMUP
         self._graph = None if side is None else GraphedUpdate(self._compute, side, warmup)
 
     def _cast(self, model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
@@ -138,6 +138,7 @@ class NativeEngine(UpdateRules):
         else:
             with self._phase("step"):
                 loss, norm = self._graph(batch.micro_batches, scale)
+            self.recorder.inside(self._graph.parts)
         applied = self._update_scale()
         if applied:
             if self._ema:
@@ -154,7 +155,7 @@ class NativeEngine(UpdateRules):
         self, micro_batches: tuple[MicroBatch, ...], scale: float | torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Forward, backward and optimizer step, all on the device: (this rank's share of the loss, gradient norm)."""
-        recorder = self.recorder if self._graph is None else NULL  # phases do not nest
+        recorder = self.recorder if self._graph is None else self._graph.marks
         loss = torch.zeros((), device=self.world.device)
         last = len(micro_batches) - 1
         for index, micro in enumerate(micro_batches):
@@ -219,6 +220,16 @@ class NativeEngine(UpdateRules):
         return bool(self._scaler.get_scale() >= before)
 
     # --- evaluation -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def evaluating(self, *, ema: bool = False) -> Iterator[None]:
+        """Eval mode without gradients, with the EMA weights in place if asked. Collective at both ends."""
+        with super().evaluating(ema=ema):
+            yield
+        if self._graph is not None and isinstance(self.module, FSDPModule):
+            # Its backward would drop what evaluation gathered; replays run no hooks, and the next evaluation would
+            # take the old weights for gathered ones.
+            self.module.reshard()
 
     @contextmanager
     def _ema_in_place(self) -> Iterator[None]:

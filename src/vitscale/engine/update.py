@@ -58,7 +58,7 @@ class UpdateRules:
 
     def _set_attention(self, model: nn.Module) -> tuple[str, ...]:
         """The same kernel on every rank; what to tell people of it."""
-        asked = "default" if self.config.train.deterministic else self.config.performance.attention
+        asked = self.decisions.fast.attention
         if self.world.device.type != "cuda" or asked == "default":
             return ()
         compute, params, _ = self.decisions.precision

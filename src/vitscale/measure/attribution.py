@@ -16,7 +16,7 @@ from typing import NamedTuple
 from vitscale.measure.intervals import Interval, Intervals, difference, intersection, layered, length, merged
 from vitscale.measure.trace import COMPUTING, Trace
 
-HOST_PHASES = ("data_wait", "host_to_device", "forward", "backward", "optimizer", "other")
+HOST_PHASES = ("data_wait", "host_to_device", "forward", "backward", "optimizer", "step", "other")
 BRIDGE_NS = 50_000
 """On the CPU a pause between two operators up to this long is the host's own work and no wait for a collective."""
 CLOCKS_AGREE_NS = 100_000

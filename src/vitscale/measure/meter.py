@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,8 +24,8 @@ from vitscale.measure.memory import Peak, PeakMemory
 from vitscale.measure.phase_clock import PhaseClock
 from vitscale.measure.shares import MIN_TRACED, Findings, RankShares, share_out
 from vitscale.measure.trace import Tracer
-from vitscale.measure.windows import SPANNED, Window
-from vitscale.phases import Gather, Phase
+from vitscale.measure.windows import SPANNED, InsideOne, Window
+from vitscale.phases import Gather, Part, Phase
 from vitscale.trainer import Edge
 
 StageName = Literal["warmup", "counted", "traced", "over"]
@@ -69,6 +70,7 @@ class Meter:
         self._clock = PhaseClock(self._aside)
         self._tracer = Tracer(device, keep_trace) if traced else None
         self._began_ns = 0
+        self._inside = InsideOne()
         self._memory, self._watch = PeakMemory(device), DeviceWatch(device)
         self._peak: Peak | None = None
         self._graphs: int | None = None
@@ -85,6 +87,12 @@ class Meter:
         if self._edge is None:
             self._begin()
         return self._clock.phase(name)
+
+    def inside(self, parts: Sequence[Part]) -> None:
+        """Read the parts of an update that is one launch. That waits for the device, so only of updates that are
+        traced and not counted."""
+        if self._stage.name == "traced" and parts:
+            self._inside.add(parts)
 
     def update(self, images: int) -> None:
         """Close an update and begin the next."""
@@ -127,6 +135,7 @@ class Meter:
                 untraced=counted.settle(),
                 traced=self._windows["traced"].settle()[LEAD_IN:],
                 tracer=self._tracer,
+                inside=self._inside.shares(),
             )
             self._findings = share_out(own, gather, cuda=self._cuda, skip=LEAD_IN)
             if self._findings.attribution is not None:

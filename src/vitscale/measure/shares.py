@@ -46,12 +46,29 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in every container o
 
 @dataclass
 class RankShares:
-    """What one rank brings. phases: seconds per counted update, not traced; untraced, traced: times of updates."""
+    """What one rank brings. phases: seconds per counted update, not traced; untraced, traced: times of updates; inside:
+    of what an update that is one launch consists, as shares of its step."""
 
     phases: Seconds
     untraced: Sequence[float]
     traced: Sequence[float]
     tracer: Tracer | None
+    inside: Seconds | None = None
+
+    @property
+    def one_launch(self) -> bool:
+        """Whether the updates were replays of a graph. A loop that marks no parts (a bench's peers) is one phase as
+        well, but its kernels have launches of their own, which a trace can tell of."""
+        return bool(self.phases.get("step")) and (self.inside is not None or self.tracer is None)
+
+    @property
+    def parts(self) -> Seconds:
+        """The phases, with `step` as its parts where they are known."""
+        if not self.one_launch or self.inside is None:
+            return self.phases
+        step = self.phases["step"]
+        rest = {name: 0.0 if name == "step" else value for name, value in self.phases.items()}
+        return rest | {phase: rest.get(phase, 0.0) + share * step for phase, share in self.inside.items()}
 
 
 class Findings(NamedTuple):
@@ -69,6 +86,7 @@ class _Told(NamedTuple):
     idle_s: float | None = None
     communication_s: float | None = None
     problem: str | None = None
+    one_launch: bool = False
 
 
 def share_out(own: RankShares, gather: Gather, *, cuda: bool, skip: int) -> Findings:
@@ -76,7 +94,7 @@ def share_out(own: RankShares, gather: Gather, *, cuda: bool, skip: int) -> Find
     trace, arrivals, problem = _read(own, skip)
     brought: list[tuple[str, list[Arrival] | None]] = gather((_host(), arrivals))
     latest = _latest(brought)
-    told = gather((own.phases, _tell(own, trace, arrivals, latest, problem, cuda=cuda)))
+    told = gather((own.parts, _tell(own, trace, arrivals, latest, problem, cuda=cuda)))
     return _findings([phases for phases, _ in told], [part for _, part in told], latest, cuda=cuda)
 
 
@@ -119,8 +137,8 @@ def _tell(
     *,
     cuda: bool,
 ) -> _Told:
-    if own.phases.get("step"):
-        return _Told(problem=ONE_LAUNCH)
+    if own.one_launch:
+        return _Told(problem=ONE_LAUNCH, one_launch=True)
     if trace is None or arrivals is None:
         return _Told(problem=problem)
     problem = _changed(own, cuda=cuda)
@@ -161,12 +179,21 @@ def _findings(phases: list[Seconds], told: list[_Told], latest: list[int] | str,
     unknown: dict[str, str] = {}
     warnings: list[str] = []
     names: Sequence[str] = PHASES
-    if any(part.get("step") for part in phases):
+    stepped = any(part.get("step") for part in phases)
+    if stepped and problem:
         names = STEP_PHASES  # what engines mark around the launch is none of them
         by_rank = [{**part, "other": sum(part.values()) - sum(part[n] for n in STEP_PHASES[:3])} for part in phases]
         unknown = dict.fromkeys(("exposed_comm", "straggler_wait"), f"{ONE_LAUNCH}; it stays inside step")
+    elif told[0].one_launch and len(told) > 1:
+        by_rank = phases
+        unknown = dict.fromkeys(("exposed_comm", "straggler_wait"), f"{ONE_LAUNCH}; {INSIDE}")
+    elif told[0].one_launch:
+        by_rank = [{**phases[0], "exposed_comm": 0.0, "straggler_wait": 0.0}]
     elif problem is None:
         by_rank = [part.traced for part in told if part.traced is not None]
+        names = (
+            ("data_wait", "host_to_device", "step", "exposed_comm", "straggler_wait", "other") if stepped else PHASES
+        )
         if isinstance(latest, str):
             unknown["straggler_wait"] = f"{latest}; it stays inside exposed_comm"
     elif len(told) == 1:  # nobody to wait for

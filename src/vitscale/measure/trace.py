@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from vitscale.measure.intervals import Interval, Intervals, merged
 
-COMPUTING = ("optimizer", "backward", "forward")
+COMPUTING = ("optimizer", "backward", "forward", "step")
 """Phases that compute and communicate; where kernels of several run at once, the one that counts first."""
 CLOCK_TOLERANCE_NS = 200_000
 _COMMUNICATION = re.compile(r"nccl\w*kernel_([a-z]+)", re.IGNORECASE)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from vitscale.measure.phase_clock import Span
+from vitscale.phases import Part
 from vitscale.trainer import Edge
 
 LAG = 64  # device events of updates this old are read while training goes on, if the device has passed them
@@ -70,6 +71,24 @@ class Window:
             for span in spans:
                 sums[span.phase] += span.end.since(span.begin)
         return _with_other(sums, whole, len(self._spans))
+
+
+class InsideOne:
+    """What an update that is one launch consists of, by the events inside it."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+
+    def add(self, parts: Sequence[Part]) -> None:
+        """One update. Waits for its end: the next launch sets the same events anew."""
+        parts[-1].end.synchronize()
+        for part in parts:
+            self._sums[part.phase] = self._sums.get(part.phase, 0.0) + part.begin.elapsed_time(part.end)
+
+    def shares(self) -> dict[str, float] | None:
+        """Each phase's share of the launch; None if nothing was seen."""
+        whole = sum(self._sums.values())
+        return {phase: value / whole for phase, value in self._sums.items()} if whole else None
 
 
 def _with_other(sums: Mapping[str, float], whole: float, updates: int) -> dict[str, float]:

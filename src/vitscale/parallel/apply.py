@@ -22,11 +22,11 @@ from vitscale.config.run import PerformanceConfig
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def prepare(model: nn.Module, performance: PerformanceConfig, engine: str) -> None:
+def prepare(model: nn.Module, performance: PerformanceConfig, decisions: Decisions) -> None:
     """Activation checkpointing, then compile, both in place so that parameter names stay timm's."""
     checkpoint_activations(model, performance)
-    if performance.compile:
-        compile_in_place(model, engine)
+    if decisions.fast.compile:
+        compile_in_place(model, decisions.engine)
 
 
 def checkpoint_activations(model: nn.Module, performance: PerformanceConfig) -> None:

@@ -60,9 +60,10 @@ class Forecast:
         start = _START_S[self._machine.device_type]
         if self._machine.device_type == "cpu":  # processes that start share the cores
             start += _START_PER_PROCESS_S * case.world_size
-        if case.decisions is not None and case.decisions.engine == "deepspeed":
-            start += _DEEPSPEED_S
-        return start + (_COMPILE_S if case.config.performance.compile else 0.0) + self._work(case)
+        if case.decisions is not None:
+            start += _DEEPSPEED_S if case.decisions.engine == "deepspeed" else 0.0
+            start += _COMPILE_S if case.decisions.fast.compile else 0.0
+        return start + self._work(case)
 
     def _work(self, case: Case) -> float:
         try:

@@ -71,6 +71,8 @@ def identity_of(case: Case, config: RunConfig, machine: Machine, result: dict[st
             "engine": decided.engine,
             "zero_stage": decided.zero_stage if decided.engine == "deepspeed" else None,
             "precision": "/".join(decided.precision),
+            "compile": decided.fast.compile,
+            "cuda_graph": decided.fast.cuda_graph,
             "lr": peak_lr(config.optim, decided.batch.global_batch_size),
             **decided.batch._asdict(),
         }
@@ -84,8 +86,6 @@ def identity_of(case: Case, config: RunConfig, machine: Machine, result: dict[st
         devices_per_node=case.devices_per_node,
         device_names=_device_names(case, machine, result),
         device_type="cuda" if machine.device_type == "cuda" else "cpu",
-        compile=config.performance.compile,
-        cuda_graph=config.performance.cuda_graph,
         optimizer=config.optim.name,
         lr_scaling=config.optim.lr_scaling,
         warmup_updates=config.optim.warmup_updates,

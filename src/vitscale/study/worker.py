@@ -7,16 +7,15 @@ learned and what it ran on; from every rank, a heartbeat. Training itself is run
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitscale.config.decide import decide
+from vitscale.config.decide import Decisions, decide
 from vitscale.config.load import build_config
-from vitscale.config.run import RunConfig
 from vitscale.data.sources import VAL_IS_TEST
 from vitscale.distributed import environment_ranks, pick_device
 from vitscale.engine.graph import DDP_WARMUP
@@ -25,7 +24,7 @@ from vitscale.estimate.communication import gradient_bytes
 from vitscale.launch.child import run_rank
 from vitscale.measure.environment import describe
 from vitscale.measure.meter import Meter
-from vitscale.phases import Phase, Recorder
+from vitscale.phases import Part, Phase, Recorder
 from vitscale.run import train
 from vitscale.study.case import load_payload, save_result
 from vitscale.study.heartbeat import ASIDE, Heartbeat
@@ -41,14 +40,15 @@ def run_case(folder: Path) -> int:
     environment = describe() if rank == 0 else {}  # now: DeepSpeed sets variables that differ from case to case
     measure = payload["measure"]
     config = build_config(payload["config"])
+    decisions = decide(config, world_size=world_size, device_type=device.type)
     meter = Meter(
         device,
         rank,
         world_size,
-        warmup=warm_up(measure["warmup_updates"], config),
+        warmup=warm_up(measure["warmup_updates"], decisions),
         updates=measure["updates"],
         trace=measure["trace_updates"],
-        gradient_bytes=gradient_bytes(config, decide(config, world_size=world_size, device_type=device.type)),
+        gradient_bytes=gradient_bytes(config, decisions),
         keep_trace=folder / f"rank{rank}.trace.json.gz" if measure["keep_traces"] else None,
     )
     if meter.total_updates is not None:  # what the trace needs besides is the meter's to say
@@ -78,9 +78,9 @@ def run_case(folder: Path) -> int:
     return EXIT_OK
 
 
-def warm_up(asked: int, config: RunConfig) -> int:
+def warm_up(asked: int, decisions: Decisions) -> int:
     """Updates that are not counted: at least until a whole-step graph has been captured, which takes seconds."""
-    return max(asked, DDP_WARMUP + 1) if config.performance.cuda_graph else asked
+    return max(asked, DDP_WARMUP + 1) if decisions.fast.cuda_graph else asked
 
 
 def limit_memory(gib: float, device: torch.device) -> None:
@@ -125,6 +125,10 @@ class Watched:
         """Mark the phase."""
         self._heartbeat.mark(name)
         return self._recorder.phase(name)
+
+    def inside(self, parts: Sequence[Part]) -> None:
+        """Hand on."""
+        self._recorder.inside(parts)
 
     def update(self, images: int) -> None:
         """Beat; the recorder may then be busy for long, if a trace ends here."""

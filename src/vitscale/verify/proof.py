@@ -20,6 +20,7 @@ from vitscale.config.decide import decide
 from vitscale.config.run import RunConfig
 from vitscale.errors import EXIT_BAD_INPUT, RunFailed, VitscaleError
 from vitscale.study.case import Job, Outcome
+from vitscale.study.machine import this_machine
 from vitscale.study.runner import OnProgress, run_jobs
 from vitscale.verify.variants import CLIP_LIMIT, ENGINES, FLOOR_FACTOR, ProofJob, Variant, proof_jobs
 
@@ -82,7 +83,7 @@ def verify_engines(
     only: names of variants to run; all if empty.
     Raises RunFailed if the reference itself does not run, ConfigError for an engine that does not exist.
     """
-    jobs = proof_jobs(config, nproc, engines, only)
+    jobs = proof_jobs(config, nproc, engines, only, this_machine(device).device_type)
     with tempfile.TemporaryDirectory(prefix="vitscale-verify-") as scratch:
         root = folder or Path(scratch)
         runner_jobs = [

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from vitscale.config.decide import decide
 from vitscale.config.load import build_config
+from vitscale.config.performance import FastPaths, Place, fast_paths
 from vitscale.config.run import RunConfig
 from vitscale.errors import ConfigError
 
@@ -71,8 +72,9 @@ class Variant:
         return replace(self, accum=accum, checkpointing=False, compile=False, cuda_graph=False)
 
 
-def variants(config: RunConfig, engine: str) -> list[Variant]:
-    """The variants of a job: accumulation 1, 2, 4, a short tail, clipping, mixing with drop path, AdamW, fp64."""
+def variants(config: RunConfig, engine: str, fast: FastPaths) -> list[Variant]:
+    """The variants of a job: accumulation 1, 2, 4, a short tail, clipping, mixing with drop path, AdamW, fp64, and the
+    fast paths that the config takes on this engine."""
     found = [
         Variant(),
         Variant(accum=2),
@@ -84,11 +86,12 @@ def variants(config: RunConfig, engine: str) -> list[Variant]:
         Variant("adamw", accum=2, clip=True),
         Variant(checkpointing=True),
     ]
-    if config.performance.compile:
+    if fast.compile:
         found.append(Variant(compile=True))
-    if config.performance.cuda_graph and engine in ("single", "ddp"):
-        fast = Variant(compile=config.performance.compile, cuda_graph=True)
-        found += [fast, replace(fast, accum=2, mixing=True), replace(fast, optimizer="adamw", accum=2, clip=True)]
+    if fast.cuda_graph:
+        # torch has no fused SGD step over FSDP2's shards
+        whole = Variant("adamw" if engine == "fsdp2" else "sgd", compile=fast.compile, cuda_graph=True)
+        found += [whole, replace(whole, accum=2, mixing=True), replace(whole, optimizer="adamw", accum=2, clip=True)]
     if engine != "deepspeed" and config.precision.compute == "fp32":
         found.append(Variant("adamw", double=True))
     return found
@@ -158,13 +161,17 @@ def _with_whole_sharding(section: dict[str, Any], job: ProofJob) -> dict[str, An
 
 
 def proof_jobs(
-    config: RunConfig, nproc: int, engines: Sequence[str] = ENGINES, only: Sequence[str] = ()
+    config: RunConfig,
+    nproc: int,
+    engines: Sequence[str] = ENGINES,
+    only: Sequence[str] = (),
+    device_type: str | None = None,
 ) -> list[ProofJob]:
     """The reference first, then one job per engine; `only` names the variants to keep (all if empty).
 
     Raises ConfigError where the reference or no engine can run; else an engine that cannot is a job with a problem.
     """
-    jobs = [_checked(config, _kept(job, only)) for job in _engine_jobs(config, nproc, engines)]
+    jobs = [_checked(config, _kept(job, only)) for job in _engine_jobs(config, nproc, engines, device_type)]
     mathematics: dict[tuple[Any, ...], Variant] = {}
     for job in jobs:
         for variant in job.variants:
@@ -177,12 +184,22 @@ def proof_jobs(
     return [reference, *jobs]
 
 
-def _engine_jobs(config: RunConfig, nproc: int, engines: Sequence[str]) -> Iterator[ProofJob]:
+def _engine_jobs(config: RunConfig, nproc: int, engines: Sequence[str], device_type: str | None) -> Iterator[ProofJob]:
     for text in engines:
         if text not in CHOICES:
             raise ConfigError(f"--engine {text} is unknown; choose from {', '.join(CHOICES)}")
         engine, _, stage = text.partition(":")
-        yield ProofJob(engine, int(stage or 0), nproc, global_batch_size(nproc), tuple(variants(config, engine)))
+        place = Place(engine, int(stage or 0), nproc, device_type)
+        found = variants(config, engine, _fast_paths(config, place))
+        yield ProofJob(engine, place.zero_stage, nproc, global_batch_size(nproc), tuple(found))
+
+
+def _fast_paths(config: RunConfig, place: Place) -> FastPaths:
+    """What the config takes on this engine; a graph that was asked for is for the engines that can have one."""
+    switches = config.performance
+    if switches.cuda_graph is True and place.engine == "deepspeed":
+        switches = switches.model_copy(update={"cuda_graph": False})
+    return fast_paths(config.model_copy(update={"performance": switches}), place)[0]
 
 
 def _kept(job: ProofJob, only: Sequence[str]) -> ProofJob:

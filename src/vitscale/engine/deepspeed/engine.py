@@ -71,7 +71,7 @@ class DeepSpeedEngine(UpdateRules):
             self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
         self.module = self._engine
         self._forget_first_step()
-        if config.performance.compile:
+        if decisions.fast.compile:
             self._engine.compile(compile_kwargs={"dynamic": False})  # DeepSpeed's own keeps its hooks out of the graph
         self._fragments = Fragments(self._engine, self._parameters, decisions.zero_stage)
         self._aside: dict[str, torch.Tensor] = {}
