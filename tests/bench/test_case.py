@@ -78,3 +78,9 @@ def test_the_work_is_the_configs() -> None:
     assert (spec.model, spec.img_size, spec.micro_batch_size, spec.in_chans) == ("vit_tiny_patch16_224", 8, 16, 1)
     assert spec.model_kwargs["embed_dim"] == 64
     assert spec.model_kwargs["patch_size"] == 2
+
+
+def test_peers_have_no_convolutional_stem() -> None:
+    config = load_config("verify", ["model.stem=conv"])
+    with pytest.raises(ConfigError, match=r"model\.stem=conv is not what the peers"):
+        spec_of(config, decide(config, world_size=1), 10)

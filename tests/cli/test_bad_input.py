@@ -164,7 +164,7 @@ CASES = [
     Case("train.class_weights=[1,2]", "train.class_weights has 2 values but the model has 10 classes"),
     Case("data.mean=[0.5,0.5]", "data.mean has 2 values but model.in_chans=1"),
     Case("data.mixup=0.5 train.micro_batch_size=1", "so train.micro_batch_size=1 must be even"),
-    Case("data.randaugment=2 data.augment_on=device", "data.augment_on=device cannot run data.randaugment"),
+    Case("data.random_resized_crop=true data.augment_on=device", "device cannot run data.random_resized_crop"),
     Case("data.crop_padding=1 data.random_resized_crop=true", "data.random_resized_crop and data.crop_padding are two"),
     # --- run folders and checkpoints
     Case("", "--out afile is a file; name a folder", text("afile", ""), "train digits --out afile"),

@@ -100,10 +100,13 @@ def test_an_illegal_pair_is_refused_with_its_reason(optimizer: str, engine: str,
         decided(optim={"name": optimizer}, parallel={"engine": engine, "zero_stage": stage})
 
 
-def test_muon_needs_fp32_weights() -> None:
-    with pytest.raises(ConfigError, match="muon needs fp32 weights"):
-        decided(optim={"name": "muon"}, precision={"compute": "bf16"})
-    assert decided(optim={"name": "muon"}, precision={"compute": "bf16", "params": "fp32"}).engine == "ddp"
+def test_muon_needs_fp32_weights_or_masters() -> None:
+    deepspeed = {"engine": "deepspeed"}
+    with pytest.raises(ConfigError, match="muon needs fp32 weights under DeepSpeed"):
+        decided(optim={"name": "muon"}, precision={"compute": "bf16"}, parallel=deepspeed)
+    whole = {"compute": "bf16", "params": "fp32"}
+    assert decided(optim={"name": "muon"}, precision=whole, parallel=deepspeed).engine == "deepspeed"
+    assert decided(optim={"name": "muon"}, precision={"compute": "bf16"}).precision.params == "bf16"  # fp32 masters
 
 
 # --- precision ----------------------------------------------------------------------------------------------------

@@ -77,6 +77,12 @@ def test_fsdp2_has_a_graph_if_it_is_asked_for() -> None:
     assert "with FSDP2" in why(decided("fsdp2"), "cuda_graph")
 
 
+def test_muon_has_a_graph_if_it_is_asked_for() -> None:
+    muon = {"name": "muon"}
+    assert decided(optim=muon, performance={"cuda_graph": True}).fast.cuda_graph
+    assert "with Muon" in why(decided(optim=muon), "cuda_graph")
+
+
 @pytest.mark.parametrize(
     ("sections", "fast"),
     [

@@ -67,6 +67,8 @@ class Case:
 def spec_of(config: RunConfig, decisions: Decisions, num_classes: int) -> Spec:
     """The work that a config names, for loops that know nothing of configs."""
     model = config.model
+    if model.stem != "patch":
+        raise ConfigError("model.stem=conv is not what the peers of vitscale bench build; set model.stem=patch")
     size, _ = check_resolution(model)
     shape: dict[str, Any] = {"patch_size": model.patch_size, "embed_dim": model.embed_dim, "depth": model.depth}
     shape |= {"num_heads": model.num_heads, "global_pool": model.global_pool}

@@ -208,8 +208,10 @@ def _check_optimizer(config: RunConfig, engine: str, stage: int, precision: Prec
             f"optim.name={name} does not work with engine {where}: {pair.why}; use adamw or sgd, "
             "or engine single or ddp"
         )
-    if name == "muon" and precision.params != "fp32":
-        raise ConfigError("optim.name=muon needs fp32 weights; set precision.params=fp32 or another optimizer")
+    if name == "muon" and engine == "deepspeed" and precision.params != "fp32":
+        raise ConfigError(
+            "optim.name=muon needs fp32 weights under DeepSpeed; set precision.params=fp32 or another optimizer"
+        )
 
 
 def _check_mixing(config: RunConfig, batch: BatchTriple) -> None:

@@ -122,8 +122,9 @@ def _graph(config: RunConfig, place: Place) -> tuple[bool, str]:
     if asked != "auto":
         return asked, "as asked"
     obstacle = "the CPU has none" if place.device_type == "cpu" else _graph_obstacle(config, place)
-    if not obstacle and (place.world_size > 1 or place.engine == "fsdp2"):
-        where = "with FSDP2" if place.engine == "fsdp2" else "on several GPUs"
+    muon = config.optim.name == "muon"
+    if not obstacle and (place.world_size > 1 or place.engine == "fsdp2" or muon):
+        where = "with Muon" if muon else "with FSDP2" if place.engine == "fsdp2" else "on several GPUs"
         obstacle = f"not proved {where} yet; performance.cuda_graph=true asks for it"
     if not obstacle and config.precision.compute == "float8":
         obstacle = "not proved with float8 layers yet; performance.cuda_graph=true asks for it"
@@ -135,8 +136,8 @@ def _graph(config: RunConfig, place: Place) -> tuple[bool, str]:
 def _graph_obstacle(config: RunConfig, place: Place) -> str | None:
     if place.engine == "deepspeed":
         return "DeepSpeed's step waits for the host, which a graph cannot; use engine single or ddp"
-    if config.optim.name not in ("adamw", "sgd"):
-        return f"optim.name={config.optim.name} has no fused step; use adamw or sgd"
+    if config.optim.name == "lamb":
+        return "optim.name=lamb has no fused step; use adamw, sgd or muon"
     if place.engine == "fsdp2" and config.optim.name == "sgd":
         return "torch has no fused SGD step over FSDP2's shards; use optim.name=adamw, or engine single or ddp"
     if config.precision.compute == "fp16":

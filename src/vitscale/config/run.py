@@ -30,6 +30,9 @@ class ModelConfig(Section):
     name: str = Field("vit_tiny_patch16_224", description="timm model name")
     img_size: Positive | None = Field(None, description="input resolution in pixels; None: the model's own")
     patch_size: Positive | None = Field(None, description="patch edge in pixels; None: the model's own")
+    stem: Literal["patch", "conv"] = Field(
+        "patch", description="how patches are embedded: one linear map, or 3x3 convolutions that halve down to a patch"
+    )
     in_chans: Positive = Field(3, description="input channels")
     num_classes: Positive | None = Field(None, description="classes of the head; None: as many as the data has")
     embed_dim: Positive | None = Field(None, description="width; None: the model's own")
@@ -145,7 +148,7 @@ class PerformanceConfig(Section):
     )
     cuda_graph: Auto = Field(
         "auto",
-        description="replay whole updates as one CUDA graph (native engines, AdamW or SGD, no dropout)",
+        description="replay whole updates as one CUDA graph (native engines, no LAMB, no dropout)",
     )
     data_on_device: bool = Field(
         True, description="keep an in-memory training set on the GPU if it takes less than an eighth of the free memory"
