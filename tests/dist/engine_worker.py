@@ -225,6 +225,11 @@ def _resumed(bench: Bench, name: str, sections: dict[str, Any]) -> Figures:
     return {"went_on": went_on, "loaded": loaded, "update": update}
 
 
+def resumed_bf16(bench: Bench) -> Figures:
+    """AdamW on fp32 masters: what bf16 weights do not say must be in the checkpoint too."""
+    return _resumed(bench, "resumed_bf16", {"precision": BF16, "optim": {"lr": 1e-2, "clip_grad": 0.1}})
+
+
 def freezing_bf16(bench: Bench) -> Figures:
     """What frozen weights become in a checkpoint, also after an evaluation."""
     engine = bench.engine(precision=BF16, **FREEZING)
@@ -429,7 +434,7 @@ def quiet(bench: Bench) -> Figures:
     del accelerator.synchronize
     engine.close()
     reads, norms = seen.ops["_local_scalar_dense"], seen.ops["linalg_vector_norm"]
-    return {"reads": reads, "norms": norms, "checks": seen.ops["amax"], "waits": len(waits), "told": output.grad_norm}
+    return {"reads": reads, "norms": norms, "checks": seen.ops["amax"], "waits": len(waits), "told": output.grad_norm is not None}
 
 
 def compiled(bench: Bench) -> Figures:
@@ -449,6 +454,7 @@ CHECKS = {
     for check in (
         ema, ema_bf16, masters, clipping, checkpointing, groups, freezing, freezing_bf16, lamb, muon, dropout, autocast,
         fp16, momentum, changed, other_layout, counting, world, stopping, quiet, compiled,
+        resumed_bf16,
     )
 }  # fmt: skip
 
