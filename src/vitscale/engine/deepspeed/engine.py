@@ -363,8 +363,8 @@ def fused_adam(groups: list[ParamGroup], config: OptimConfig) -> torch.optim.Opt
         built: torch.optim.Optimizer = FusedAdam(groups, betas=config.betas, eps=config.eps, adam_w_mode=True)
     except Exception as error:  # whatever its build raises: no compiler, no toolkit, another CUDA version
         logging.getLogger(__name__).warning(
-            "DeepSpeed's FusedAdam cannot be built here (%s); zero_stage 0 below fp32 steps slowly without it, "
-            "zero_stage 1 does not",
+            "DeepSpeed's FusedAdam cannot be built here (%s); DeepSpeed's wrapper of zero_stage 0 is slow without it, "
+            "zero_stage 1 is not",
             str(error).splitlines()[0] if str(error) else type(error).__name__,
         )
         return None
