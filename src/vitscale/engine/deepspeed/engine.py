@@ -25,10 +25,11 @@ from torch import nn
 
 from vitscale.config.decide import Decisions, optimizer_pair
 from vitscale.config.overrides import merge
-from vitscale.config.run import OptimConfig, RunConfig
+from vitscale.config.run import RunConfig
 from vitscale.data.batch import UpdateBatch
 from vitscale.distributed import World
 from vitscale.engine.base import LossFn, OptimizerState, StepOutput
+from vitscale.engine.deepspeed.fused_adam import fused_adam
 from vitscale.engine.deepspeed.masters import MasterWeights
 from vitscale.engine.deepspeed.settings import deepspeed_settings, naming_refused_keys, steps_masters
 from vitscale.engine.update import UpdateRules
@@ -353,22 +354,6 @@ def import_deepspeed(device_type: str):  # type: ignore[no-untyped-def]
         if builder is not None:
             deepspeed.ops.__compatible_ops__[builder.NAME] = False
     return deepspeed
-
-
-def fused_adam(groups: list[ParamGroup], config: OptimConfig) -> torch.optim.Optimizer | None:
-    """DeepSpeed's FusedAdam, compiled at its first use; None, with a warning, where it cannot be compiled."""
-    from deepspeed.ops.adam import FusedAdam
-
-    try:
-        built: torch.optim.Optimizer = FusedAdam(groups, betas=config.betas, eps=config.eps, adam_w_mode=True)
-    except Exception as error:  # whatever its build raises: no compiler, no toolkit, another CUDA version
-        logging.getLogger(__name__).warning(
-            "DeepSpeed's FusedAdam cannot be built here (%s); DeepSpeed's wrapper of zero_stage 0 is slow without it, "
-            "zero_stage 1 is not",
-            str(error).splitlines()[0] if str(error) else type(error).__name__,
-        )
-        return None
-    return built
 
 
 def _step_device(optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> torch.device:
