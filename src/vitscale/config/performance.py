@@ -77,15 +77,16 @@ def _word(value: bool) -> str:
 def _compile(config: RunConfig, place: Place) -> tuple[bool, str]:
     asked = config.performance.compile
     if asked != "auto":
-        return asked, _SLOW_STAGE_3 if asked and _is_stage_3(place) else "as asked"
+        return asked, _HOOKS if asked and _is_stage_3(place) and config.model.freeze else "as asked"
     obstacle = _compile_obstacle(config, place)
     if obstacle:
         return False, f"auto: {obstacle}"
-    whole = place.engine in ("single", "ddp")
+    whole = place.engine != "fsdp2"  # ZeRO 3 is an obstacle
     return True, "auto: one graph of the whole model" if whole else "auto: block by block, between the engine's hooks"
 
 
-_SLOW_STAGE_3 = "DeepSpeed's hooks split a ZeRO-3 model into many small graphs: minutes to compile, little to gain"
+_HOOKS = "with frozen weights DeepSpeed's hooks split a ZeRO-3 model into many small graphs: minutes to compile"
+_UNPROVED = "ZeRO-3 compiles blocks between DeepSpeed's hooks, not proved on a GPU; performance.compile=true does it"
 
 
 def _is_stage_3(place: Place) -> bool:
@@ -98,7 +99,7 @@ def _compile_obstacle(config: RunConfig, place: Place) -> str | None:
     if place.device_type == "cuda" and (missing := _compiler_missing()):
         return missing
     if _is_stage_3(place):
-        return _SLOW_STAGE_3
+        return _HOOKS if config.model.freeze else _UNPROVED
     if config.deepspeed.get("zero_optimization", {}).get("memory_efficient_linear"):
         return "DeepSpeed's memory_efficient_linear loses gradients with it"
     if config.performance.checkpointing:
