@@ -11,7 +11,7 @@ from vitscale.analysis.summary import Summary
 from vitscale.report.verdict import statements
 from vitscale.results.published import import_records
 
-# An excerpt of the table of arXiv 2602.21081, Tesla cluster, 16 images per GPU.
+# An excerpt of the logs published with arXiv 2602.21081: its Tesla cluster, 16 images per GPU, seconds per epoch.
 HEADER = "cluster,gpu,placement,dataset,kind,data_fraction,batch_per_gpu,gpus,epochs,seconds_per_epoch"
 DEVICES = '"RTX 3070 x3, then GTX 1070, then Tesla P4"'
 WEAK = {1: 71.35, 2: 177.50, 3: 215.70, 4: 393.22, 5: 1748.62}

@@ -36,6 +36,14 @@ def test_one_disturbed_point_and_the_small_ones_do_not_turn_it() -> None:
     assert link.worst > 0.5  # it says so
 
 
+def test_a_point_that_was_too_quick_turns_it_as_little() -> None:
+    disturbed = points(0.002, 12.5 * MB)
+    disturbed[-1] = Point(2**24, disturbed[-1].seconds / 4)
+    link = fit_link(disturbed)
+    assert link is not None
+    assert link.beta_bytes_per_s == pytest.approx(12.5 * MB, rel=0.1)
+
+
 def test_a_burst_gives_no_negative_latency() -> None:
     """A queue takes the first bytes at once, so that times lie on a line that begins below zero."""
     sizes = (2**18, 2**20, 2**22, 2**24)

@@ -12,8 +12,8 @@ from vitscale.estimate.unequal import Cluster, Device, Seen, advise, infer
 
 FAST, SLOW = Device("fast", Line(0.0, 0.01)), Device("slow", Line(0.0, 0.04))
 
-# From the table of arXiv 2602.21081 (its Tesla cluster, ViT on CIFAR-10, 16 images per GPU): seconds per epoch. The weak
-# series trains a tenth of the 50,000 images per GPU; the devices come in this order.
+# From the logs published with arXiv 2602.21081 (its Tesla cluster, ViT-B/16 on CIFAR-10, DeepSpeed ZeRO 0, 16 images
+# per GPU): seconds per epoch. The weak series trains a tenth of the 50,000 images per GPU; devices come in this order.
 TESLA = ("RTX 3070", "RTX 3070", "RTX 3070", "GTX 1070", "Tesla P4")
 WEAK = {1: 71.35, 2: 177.50, 3: 215.70, 4: 393.22, 5: 1748.62}
 STRONG = {1: 712.96, 2: 908.18, 3: 739.10, 4: 985.98, 5: 3435.96}

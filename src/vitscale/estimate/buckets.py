@@ -31,8 +31,8 @@ class Bucket(NamedTuple):
 class Traffic(NamedTuple):
     """What one update sends, as all-reduces that take as long.
 
-    each_micro_step: all of it goes at every micro-step, so that accumulation saves nothing. bound: the engine hides some
-    of it behind computation, in a way that is not modelled: the time is at most this.
+    each_micro_step: all of it goes at every micro-step, so that accumulation saves nothing. bound: the engine hides
+    some of it behind computation, in a way that is not modelled: the time is at most this.
     """
 
     buckets: tuple[Bucket, ...]

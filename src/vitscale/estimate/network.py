@@ -4,15 +4,16 @@ In: measured points of an all-reduce (measure.probe), the times of a model's ste
 (estimate.buckets). Out: the predicted step time, what limits it, and the batch and accumulation at which communication
 costs less than a given share of it. Pure arithmetic, torch-free; nothing here measures.
 
-An all-reduce of s bytes takes alpha + s / beta (Hockney 1994; Thakur et al. 2005 for collectives). alpha and beta are of
-the whole collective at one number of ranks, so they hold for that number only.
+An all-reduce of s bytes takes alpha + s / beta (Hockney 1994; Thakur et al. 2005 for collectives). alpha and beta are
+of the whole collective at one number of ranks, so they hold for that number only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import combinations
 from typing import Literal, NamedTuple
 
 from vitscale.estimate.buckets import NOTHING, Traffic
@@ -44,7 +45,7 @@ class Link(NamedTuple):
 
 
 def fit_link(points: Sequence[Point]) -> Link | None:
-    """The line with the least sum of relative errors, so that one disturbed point does not turn it.
+    """The line with the least sum of errors by factors, so that one disturbed point does not turn it.
 
     Points below NOISY_BELOW are left out where three others are there. None: fewer than two sizes, or a time that does
     not grow with the size.
@@ -54,28 +55,50 @@ def fit_link(points: Sequence[Point]) -> Link | None:
     used = [point for point in used if point.seconds > 0]
     if len({point.num_bytes for point in used}) < 2:
         return None
-    alpha, slope = least_relative(used)
-    if slope <= 0:
+    first, last = min(used), max(used)
+    if last.seconds <= first.seconds:
         return None
+    alpha, slope = least_relative(used)
     worst = max(abs((alpha + slope * size) / seconds - 1) for size, seconds in used)
     return Link(alpha, 1 / slope, worst)
 
 
 def least_relative(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(alpha >= 0, slope) with the least sum of |(alpha + slope x) / y - 1|, at two or more different x.
+    """(alpha >= 0, slope) with the least sum of |log((alpha + slope x) / y)|, at two or more different x.
 
-    By least squares, weighted anew in each round (Holland and Welsch 1977).
+    Half as long counts as twice as long. The best of all lines through two points, or through zero and one, is where
+    least squares begin that are weighted anew in each round (Holland and Welsch 1977): alone they follow an odd last
+    point.
     """
-    weights = [1.0] * len(points)
-    alpha = slope = 0.0
+    alpha, slope = min(_lines(points), key=lambda line: _error(line, points))
     for _ in range(_ROUNDS):
-        alpha, slope = _weighted(points, weights)
-        errors = [abs((alpha + slope * x) / y - 1) for x, y in points]
-        weights = [1 / max(error, 1e-4) for error in errors]
-    if alpha >= 0:
-        return alpha, slope
-    # The line through zero: what is left is a weighted median.
-    return 0.0, median(y / x for x, y in points if x > 0)
+        weights = [_weight((alpha + slope * x) / y) for x, y in points]
+        better = _weighted(points, weights)
+        if better[0] < 0 or _error(better, points) >= _error((alpha, slope), points):
+            break
+        alpha, slope = better
+    return alpha, slope
+
+
+def _lines(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    for x, y in points:
+        if x > 0:
+            yield 0.0, y / x
+    for (x, y), (other_x, other_y) in combinations(points, 2):
+        slope = (other_y - y) / (other_x - x) if other_x != x else 0.0
+        if slope > 0 and y - slope * x >= 0:
+            yield y - slope * x, slope
+
+
+def _error(line: tuple[float, float], points: Sequence[tuple[float, float]]) -> float:
+    alpha, slope = line
+    return sum(abs(math.log(max(alpha + slope * x, 1e-12) / y)) for x, y in points)
+
+
+def _weight(ratio: float) -> float:
+    """What makes a squared relative error the size of the logarithm of the ratio."""
+    error = max(abs(ratio - 1), 1e-4)
+    return abs(math.log(max(ratio, 1e-3))) / error**2 if error > 1e-4 else 1 / error
 
 
 def _weighted(points: Sequence[tuple[float, float]], weights: Sequence[float]) -> tuple[float, float]:

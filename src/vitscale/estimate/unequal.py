@@ -1,9 +1,9 @@
 """Devices of unequal speed: what each subset of them trains, in lockstep or with balanced shares. Torch-free.
 
 In: each device's own time for a number of images, and what an all-reduce costs. Out: step times, images per second,
-and which devices cost more than they bring. In lockstep an update lasts as long as its slowest device needs for the same
-number of images; balanced, every device gets images in proportion to its speed. The all-reduce comes on top, as a ring:
-it takes 2 (n - 1) / n of the time that each link needs for the gradients (nccl-tests, doc/PERFORMANCE.md), not
+and which devices cost more than they bring. In lockstep an update lasts as long as its slowest device needs for the
+same number of images; balanced, every device gets images in proportion to its speed. The all-reduce comes on top, as a
+ring: it takes 2 (n - 1) / n of the time that each link needs for the gradients (nccl-tests, doc/PERFORMANCE.md), not
 overlapped. Where only one time per device is known, it is taken as proportional to the images.
 """
 
@@ -136,7 +136,7 @@ def infer(points: Sequence[Seen], images: int) -> Cluster | None:
 
 
 def _network(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """(time of one device, seconds per link) from equal devices; a network that costs nothing where it cannot be told."""
+    """(time of one device, seconds per link) from equal devices; 0 for a network that cannot be told."""
     if len({x for x, _ in points}) < 2:
         return points[0][1], 0.0
     own_s, link_s = least_relative(points)
