@@ -1,9 +1,10 @@
 """One rank of a forecast that is held against the truth: `python -m probe_worker_slow FOLDER`.
 
-The model has a real ViT's parameters in several DDP buckets, but its device is made up: each block sleeps in forward
-and in backward for each of its images and computes nothing, so that how busy this machine is matters little, and
-backward hides communication as a real one does. First the probe, then real updates at each (micro_batch_size, grad_accum_steps) of the payload, and at
-those that the forecast names. Out (rank 0): profile, predictions and measured step times.
+The model has a real ViT's parameters in several DDP buckets, but its device is made up: each layer of a block sleeps in
+forward and in backward for each image and computes nothing, so that how busy this machine is matters little, and
+backward hides communication as a real one does. First the probe, then real updates at each (micro_batch_size,
+grad_accum_steps) of the payload, and around the break-even batch that the forecast names. Out (rank 0): profile,
+predictions and measured times.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ BACKWARD = 2.0  # times as long as forward
 
 
 class _Slow(torch.autograd.Function):
-    """A block that is nothing but time, in both directions; its parameters get gradients of zero."""
+    """A layer that is nothing but time, in both directions; its parameters get gradients of zero."""
 
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, seconds: float, *parameters: torch.Tensor) -> torch.Tensor:
@@ -59,19 +60,35 @@ def slow_down(seconds: float) -> None:
     def slowed(*args: Any, **kwargs: Any) -> nn.Module:
         model = build_model(*args, **kwargs)
         for block in model.blocks:  # type: ignore[union-attr]
-            block.forward = partial(_sleep, seconds, tuple(block.parameters()))
+            block.forward = partial(_sleep, seconds, _layers(block))
         return model
 
     vitscale.assembly.build_model = slowed
 
 
-def _sleep(seconds: float, parameters: tuple[nn.Parameter, ...], tokens: torch.Tensor, **_: object) -> torch.Tensor:
-    return _Slow.apply(tokens, seconds, *parameters)  # type: ignore[no-any-return]
+Layers = tuple[tuple[float, tuple[nn.Parameter, ...]], ...]
+
+
+def _layers(block: Any) -> Layers:
+    """A block's linear layers in the order of forward, each with its share of the block's products, and the norms."""
+    groups = (
+        (3 / 12, (block.norm1, block.attn.qkv)),
+        (1 / 12, (block.attn.proj,)),
+        (4 / 12, (block.norm2, block.mlp.fc1)),
+        (4 / 12, (block.mlp.fc2,)),
+    )
+    return tuple((share, tuple(p for module in modules for p in module.parameters())) for share, modules in groups)
+
+
+def _sleep(seconds: float, layers: Layers, tokens: torch.Tensor, **_: object) -> torch.Tensor:
+    for share, parameters in layers:
+        tokens = _Slow.apply(tokens, share * seconds, *parameters)
+    return tokens
 
 
 def config_of(micro: int, accum: int) -> RunConfig:
     train = {"micro_batch_size": micro, "grad_accum_steps": accum, "max_updates": 1000}
-    data = {"source": "synthetic", "synthetic_size": 256}
+    data = {"source": "synthetic", "synthetic_size": 2 * micro * accum * 10}  # no update with fewer images at its end
     optim = {"name": "sgd", "lr": 1e-4, "clip_grad": None}
     return build_config({"model": MODEL, "data": data, "optim": optim, "train": train, "eval": {"every_epochs": None}})
 
@@ -122,7 +139,8 @@ def main() -> int:
         rows = [row(forecast, micro, accum, world, reduction, pairs) for micro, accum in payload["cases"]]
         batch = forecast.batch_for()
         assert batch is not None
-        around = [row(forecast, size, 1, world, reduction, 2) for size in (max(1, batch // 4), 2 * batch)]
+        sizes = ((max(1, batch // 4), pairs), (2 * batch, 1))  # an update of the latter takes a while
+        around = [row(forecast, size, 1, world, reduction, count) for size, count in sizes]
         if world.main:
             result = {"profile": profile.model_dump(mode="json"), "rows": rows, "batch": batch, "around": around}
             write_json(folder / "result.json", result)

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 CASES = [[4, 1], [4, 4], [16, 1], [16, 2]]
 
 
-@pytest.fixture(scope="module", params=[("100mbit", 0.10, 0.016), ("1gbit", 0.20, 0.004)], ids=lambda param: param[0])
+@pytest.fixture(scope="module", params=[("100mbit", 0.10, 0.006), ("1gbit", 0.20, 0.004)], ids=lambda param: param[0])
 def truth(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], float]:
     """What both hosts found, and the relative error that is allowed."""
     reason = why_not()
@@ -24,7 +24,7 @@ def truth(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     rate, allowed, seconds = request.param
     folder = tmp_path_factory.mktemp("probe")
     (folder / "payload.json").write_text(
-        json.dumps({"seconds_per_image": seconds, "micro": 8, "pairs": 3, "cases": CASES})
+        json.dumps({"seconds_per_image": seconds, "micro": 8, "pairs": 2, "cases": CASES})
     )
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     with two_hosts(rate) as hosts:
@@ -45,12 +45,12 @@ def test_a_step_takes_as_long_as_predicted(truth: tuple[dict[str, Any], float], 
 
 
 def test_backward_hides_what_is_predicted(truth: tuple[dict[str, Any], float]) -> None:
-    """Not only the sum is right: where a third of the step waits for the network, so many seconds do."""
+    """Not only the sum is right: so much of the step is spent waiting for the network. At 1 Gbit/s and 16 images a
+    forecast that knew no overlap would be off by 8 % of the step."""
     found, allowed = truth
-    rows = [row for row in found["rows"] if row["predicted_exposed"] > 0.3 * row["predicted"]]
-    assert rows
-    for row in rows:
-        assert row["predicted_exposed"] == pytest.approx(row["measured_exposed"], rel=2 * allowed), row
+    within = 0.06 if allowed > 0.1 else allowed
+    for row in found["rows"]:
+        assert abs(row["predicted_exposed"] - row["measured_exposed"]) < within * row["measured"], row
 
 
 def test_the_break_even_batch_is_right_within_one_doubling(truth: tuple[dict[str, Any], float]) -> None:
