@@ -24,7 +24,7 @@ def truth(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     rate, allowed, seconds = request.param
     folder = tmp_path_factory.mktemp("probe")
     (folder / "payload.json").write_text(
-        json.dumps({"seconds_per_image": seconds, "micro": 8, "pairs": 2, "cases": CASES})
+        json.dumps({"seconds_per_image": seconds, "micro": 8, "pairs": 3, "cases": CASES})
     )
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     with two_hosts(rate) as hosts:
@@ -45,12 +45,11 @@ def test_a_step_takes_as_long_as_predicted(truth: tuple[dict[str, Any], float], 
 
 
 def test_backward_hides_what_is_predicted(truth: tuple[dict[str, Any], float]) -> None:
-    """Not only the sum is right: so much of the step is spent waiting for the network. At 1 Gbit/s and 16 images a
-    forecast that knew no overlap would be off by 8 % of the step."""
+    """Not only the whole is right: so many seconds are spent waiting for the network, over all cases together. At
+    1 Gbit/s a forecast that knew no overlap would say 30 % more."""
     found, allowed = truth
-    within = 0.06 if allowed > 0.1 else allowed
-    for row in found["rows"]:
-        assert abs(row["predicted_exposed"] - row["measured_exposed"]) < within * row["measured"], row
+    told, seen = (sum(row[name] for row in found["rows"]) for name in ("predicted_exposed", "measured_exposed"))
+    assert told == pytest.approx(seen, rel=allowed), found["rows"]
 
 
 def test_the_break_even_batch_is_right_within_one_doubling(truth: tuple[dict[str, Any], float]) -> None:
@@ -58,3 +57,16 @@ def test_the_break_even_batch_is_right_within_one_doubling(truth: tuple[dict[str
     below, above = ((row["measured_exposed"] / row["measured"], row) for row in truth[0]["around"])
     assert below[0] > 0.05, below
     assert above[0] < 0.05, above
+
+
+def test_the_command_joins_ranks_that_a_launcher_started_on_two_hosts(tmp_path: Path) -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    with two_hosts("200mbit") as hosts:
+        hosts.run("vitscale", ["env", "digits", "--probe", "--json", "--device", "cpu"], tmp_path, 200, env)
+    assert (tmp_path / "rank1.stdout").read_text() == ""
+    told = json.loads((tmp_path / "rank0.stdout").read_text())
+    assert told["link"]["beta_bytes_per_s"] == pytest.approx(25e6, rel=0.1)
+    assert len(told["profile"]["ranks"]) == 2

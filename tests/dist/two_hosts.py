@@ -23,7 +23,7 @@ class TwoHosts:
     names: tuple[str, str]
 
     def run(self, module: str, args: Sequence[str], log: Path, timeout_s: float, env: Mapping[str, str]) -> None:
-        """`python -m module args` on both; raises AssertionError with a rank's stderr if one fails."""
+        """`python -m module args` on both, output to log/rank{0,1}.{stdout,stderr}; AssertionError if one fails."""
         processes = [self._start(rank, [module, *args], log, env) for rank in (0, 1)]
         try:
             codes = [process.wait(timeout_s) for process in processes]
@@ -38,8 +38,9 @@ class TwoHosts:
         ranks = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         place = {"MASTER_ADDR": ADDRESS.format(1), "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": "eth0"}
         whole = ["ip", "netns", "exec", self.names[rank], sys.executable, "-m", *command]
-        with (log / f"rank{rank}.stderr").open("wb") as stderr:
-            return subprocess.Popen(whole, env={**os.environ, **ranks, **place, **env}, stderr=stderr)
+        environment = {**os.environ, **ranks, **place, **env}
+        with (log / f"rank{rank}.stderr").open("wb") as stderr, (log / f"rank{rank}.stdout").open("wb") as stdout:
+            return subprocess.Popen(whole, env=environment, stdout=stdout, stderr=stderr)
 
 
 @contextmanager

@@ -36,6 +36,14 @@ def test_one_disturbed_point_and_the_small_ones_do_not_turn_it() -> None:
     assert link.worst > 0.5  # it says so
 
 
+def test_small_messages_that_a_queue_takes_at_once_are_left_out() -> None:
+    quick = [Point(size, 1e-5) for size in (2**10, 2**11, 2**12, 2**13, 2**14)]
+    link = fit_link([*quick, *points(0.002, 12.5 * MB)[1:]])
+    assert link is not None
+    assert link.alpha_s == pytest.approx(0.002, rel=1e-3)
+    assert link.worst < 1e-3
+
+
 def test_a_point_that_was_too_quick_turns_it_as_little() -> None:
     disturbed = points(0.002, 12.5 * MB)
     disturbed[-1] = Point(2**24, disturbed[-1].seconds / 4)

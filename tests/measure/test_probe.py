@@ -99,7 +99,7 @@ def test_a_loader_is_measured_without_what_its_workers_had_read_before() -> None
     loader = SlowLoader(workers=2, fast=4)
     rate = loader_rate(loader, budget_s=0.3)  # type: ignore[arg-type]
     assert rate is not None
-    assert 20 < rate.value <= 201  # this rank's own images, and not all ranks'
+    assert 20 < rate.value <= rate.most <= 201  # this rank's own images, and not all ranks'
     assert loader.closed
 
 
