@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -60,6 +62,18 @@ def test_nproc_inside_a_launcher_is_refused(vitscale: Run) -> None:
     done = vitscale("env", "--probe", "-n", "2", **inside)
     assert done.returncode == 2
     assert "leave --nproc out" in done.stderr
+
+
+def test_the_parent_of_a_probe_loads_no_torch() -> None:
+    """All that runs in it before and after the ranks."""
+    code = (
+        "import sys, vitscale.study.runner; from vitscale.cli.probe import _ask; "
+        "_ask('digits', [], 2, None, 'cpu'); "
+        "heavy = {'torch', 'torchvision', 'timm', 'deepspeed', 'scipy', 'sklearn', 'pyarrow'} & set(sys.modules); "
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- sentences --------------------------------------------------------------------------------------------------------
