@@ -14,7 +14,7 @@ BIN := $(VENV)/bin/
 STAMP := $(VENV)/installed
 endif
 
-.PHONY: demo test lint types imports tests build docs clean
+.PHONY: demo test lint types imports tests cluster build docs clean
 
 demo: $(STAMP)
 	$(BIN)vitscale study digits-demo --device cpu --out runs/demo
@@ -33,6 +33,9 @@ imports: $(STAMP)
 
 tests: $(STAMP)
 	$(BIN)python -m pytest
+
+cluster: $(STAMP)
+	$(BIN)python -m pytest -m cluster
 
 build: $(STAMP)
 	$(BIN)python -m build --wheel --no-isolation --outdir .cache/dist

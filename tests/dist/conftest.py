@@ -1,6 +1,7 @@
-"""Lets the tests of this folder import engine_making.py, which the ranks get by PYTHONPATH."""
+"""Lets the tests of this folder import two_hosts.py beside them, and engine_making.py, which ranks get by path."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "engine")]

@@ -16,6 +16,7 @@ from vitscale.analysis.lint_setup import REFERENCE
 from vitscale.analysis.scaling import describe, find_lines
 from vitscale.analysis.statistics import ALIKE, noise_floor
 from vitscale.analysis.summary import Summary
+from vitscale.analysis.unequal import find_unequal
 from vitscale.errors import DataError
 from vitscale.results.record import Record
 from vitscale.results.records import latest
@@ -45,6 +46,7 @@ def summarise(records: Iterable[Record], broken: int = 0) -> Summary:
         records=len(counted),
         broken_lines=broken,
         proved=_proved(counted),
+        unequal=find_unequal(lines),
     )
 
 

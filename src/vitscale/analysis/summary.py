@@ -122,6 +122,26 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Unequal:
+    """A series over devices of different kinds, told apart; gains are predictions, 1 = all devices in lockstep.
+
+    seconds[name]: a device's own time for its images of an update. kept, dropped: the devices worth having with equal
+    shares, and the others. shares: images of each device, in order, if all are used at the same global batch.
+    """
+
+    label: str
+    cases: tuple[str, ...]  # that ran on mixed devices
+    images_per_device: int
+    seconds: dict[str, float]
+    devices: tuple[str, ...]
+    kept: tuple[str, ...]
+    dropped: tuple[str, ...]
+    kept_gain: float
+    shares: tuple[int, ...]
+    underfed_gain: float
+
+
+@dataclass(frozen=True)
 class Summary:
     """A whole study."""
 
@@ -138,3 +158,4 @@ class Summary:
     records: int
     broken_lines: int
     proved: bool | None  # whether the proof of equality covers all engines here
+    unequal: tuple[Unequal, ...] = ()  # series over mixed devices, the longest first

@@ -170,6 +170,11 @@ class TrainLoader:
             yield self._finish(*ahead.popleft())
 
     @property
+    def reads_ahead(self) -> bool:
+        """Whether images are read while the device computes; else between the updates."""
+        return self._workers > 0 or self.device.type == "cuda"
+
+    @property
     def _workers(self) -> int:
         return self.data.workers if self._reader.transform is not None else 0
 

@@ -14,7 +14,7 @@ from vitscale.config.decide import Decisions
 from vitscale.config.run import RunConfig
 from vitscale.estimate.vit import ViTShape, block_parameters, expected_classes, num_parameters, shape_of, stem_convs
 
-_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 PERSISTENT = 100_000  # DeepSpeed's stage3_param_persistence_threshold: smaller tensors stay whole on every rank
 REUSE_DISTANCE = 10**9  # its stage3_max_reuse_distance: what is needed again this soon is not let go after forward
 
@@ -51,7 +51,7 @@ def gradient_bytes(config: RunConfig, decisions: Decisions) -> int | None:
     parameters = num_parameters(shape_of(config.model, classes))
     if parameters is None or not classes or config.model.freeze:
         return None
-    return parameters * _BYTES[decisions.precision.reduce]
+    return parameters * ELEMENT_BYTES[decisions.precision.reduce]
 
 
 def sent_per_update(parameters: int, kept: int, decisions: Decisions, reuse_distance: int = REUSE_DISTANCE) -> Volume:
@@ -67,8 +67,8 @@ def sent_per_update(parameters: int, kept: int, decisions: Decisions, reuse_dist
     steps = decisions.batch.grad_accum_steps
     if n == 1 or engine == "single":
         return Volume(0, "one process sends nothing")
-    width = _BYTES[decisions.precision.params]
-    gradients, weights, whole = parameters * _BYTES[decisions.precision.reduce], parameters * width, kept * width
+    width = ELEMENT_BYTES[decisions.precision.params]
+    gradients, weights, whole = parameters * ELEMENT_BYTES[decisions.precision.reduce], parameters * width, kept * width
     if engine == "fsdp2":
         total = steps * (2 * weights - whole + gradients)
         return _volume(total, n, f"{steps} x (2 W - W outside blocks + G)")
@@ -85,7 +85,12 @@ def sent_per_update(parameters: int, kept: int, decisions: Decisions, reuse_dist
 
 def bus_bandwidth(num_bytes: int, seconds: float, world_size: int) -> float:
     """Bytes per second over each link during an all-reduce, whatever the number of ranks (nccl-tests' `busbw`)."""
-    return num_bytes / seconds * 2 * (world_size - 1) / world_size
+    return num_bytes / seconds * ring_factor(world_size)
+
+
+def ring_factor(world_size: int) -> float:
+    """How often a ring sends the tensor over each link in an all-reduce."""
+    return 2 * (world_size - 1) / world_size
 
 
 def _volume(total: int, n: int, formula: str) -> Volume:

@@ -118,6 +118,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitscale"
 
 
+def profile_path() -> Path:
+    """Where the last `vitscale env --probe` of this machine is kept."""
+    return cache_folder() / f"profile-{_key()}.json"
+
+
+def keep_profile(text: str) -> Path | None:
+    """Keep it; None where the cache cannot be written."""
+    path = profile_path()
+    _write(path, text)
+    return path if path.exists() else None
+
+
 def _cache_path() -> Path:
     return cache_folder() / f"devices-{_key()}.json"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from vitscale.analysis.summary import CaseSummary, Finding, Summary
-from vitscale.report import verdict_scaling, verdict_speed, words
+from vitscale.report import verdict_scaling, verdict_speed, verdict_unequal, words
 from vitscale.report.claims import LARGEST_FLOOR, Statement
 
 _WORST_FIRST = ("error", "warning", "note")
@@ -30,6 +30,7 @@ def statements(summary: Summary) -> list[Statement]:
         *verdict_speed.fastest(finished, summary),
         *verdict_scaling.scaling(summary, leader),
         *verdict_scaling.limit(summary, leader),
+        *verdict_unequal.devices(summary),
         *verdict_speed.batch(finished, summary),
         *verdict_speed.deepspeed(summary),
         *verdict_scaling.accuracy(summary, leader),
