@@ -45,7 +45,7 @@ def test_drop_last_with_too_few_samples_is_refused() -> None:
 @pytest.mark.parametrize(("micro_batch_size", "unit"), [(1, 1), (3, 1), (4, 1), (2, 2), (4, 2)])
 def test_shares_cover_every_position_once_with_equal_counts(world_size: int, micro_batch_size: int, unit: int) -> None:
     for num_real in range(1, 40):
-        shares = [share(num_real, rank, world_size, micro_batch_size, unit) for rank in range(world_size)]
+        shares = [share(num_real, rank, [micro_batch_size] * world_size, unit) for rank in range(world_size)]
         covered = [position for ranges in shares for start, stop in ranges for position in range(start, stop)]
         assert covered == list(range(num_real))
         assert len({len(ranges) for ranges in shares}) == 1
@@ -60,10 +60,10 @@ def test_shares_cover_every_position_once_with_equal_counts(world_size: int, mic
 
 def test_a_full_window_gives_grad_accum_steps_full_micro_steps() -> None:
     for rank in range(4):
-        ranges = share(4 * 3 * 8, rank, 4, 8, 2)
+        ranges = share(4 * 3 * 8, rank, [8] * 4, 2)
         assert [stop - start for start, stop in ranges] == [8, 8, 8]
 
 
 def test_pairs_need_an_even_micro_batch() -> None:
     with pytest.raises(ConfigError, match=r"train\.micro_batch_size=3 must be even"):
-        share(10, 0, 1, 3, 2)
+        share(10, 0, [3], 2)
