@@ -171,6 +171,7 @@ def test_sentences() -> None:
     assert balance_text((16, 8), (EVEN, slow)) == (
         "balance: the ranks take 16, 8 images of each micro-step; alone they do 3.33, 1.67 images/s"
     )
+    assert balance_text((16, 8)) == "balance: the ranks take 16, 8 images of each micro-step"
     assert straggler_text(Straggler(1, 30, 0.0123, 0.06)) == (
         "rank 1 has kept the others waiting since update 30: its own part of an update takes about 12.3 ms longer than "
         "theirs, of 60 ms"

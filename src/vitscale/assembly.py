@@ -109,7 +109,10 @@ def _balanced(
     model: nn.Module, loss: LossFn, config: RunConfig, decisions: Decisions, world: World, img_size: int
 ) -> tuple[Decisions, Balance | None, tuple[str, ...]]:
     """With parallel.balance=auto: measure every rank and decide on shares, the same on all. Collective."""
-    if config.parallel.balance != "auto" or world.world_size == 1:
+    if config.parallel.balance != "auto":
+        unequal = len(set(decisions.shares)) > 1
+        return decisions, None, (balance_text(decisions.shares),) if unequal else ()
+    if world.world_size == 1:
         return decisions, None, ()
     paces: list[OwnPace] = []
     world.barrier()  # ranks of one host share its cores while they train, and so while they are measured
@@ -117,7 +120,6 @@ def _balanced(
         if isinstance(found, str):
             raise DeviceError(f"parallel.balance=auto cannot measure rank {rank}: {found}")
         paces.append(found)
-    seed_everything(config.train.seed)  # as if nothing had been measured
     better = propose([pace.whole for pace in paces], decisions.shares, decisions.unit)
     shares = better.shares if better else decisions.shares
     why = (

@@ -172,12 +172,13 @@ class Pacing:
         return [{"kind": "balance", "shares": list(shares), "gain": gain}, {"kind": "note", "text": text}]
 
 
-def balance_text(shares: Sequence[int], paces: Sequence[OwnPace]) -> str:
-    """The shares that a run begins with, and the speeds that they come from."""
+def balance_text(shares: Sequence[int], paces: Sequence[OwnPace] = ()) -> str:
+    """The shares that a run begins with, and the speeds that they come from, where those were measured."""
+    text = f"balance: the ranks take {_listed(shares)} images of each micro-step"
+    if not paces:
+        return text
     rates = [images / pace.whole.seconds(images) for images, pace in zip(shares, paces, strict=True)]
-    return (
-        f"balance: the ranks take {_listed(shares)} images of each micro-step; alone they do {_rates(rates)} images/s"
-    )
+    return f"{text}; alone they do {_rates(rates)} images/s"
 
 
 def straggler_text(found: Straggler, clock_mhz: float = 0.0, temperature_c: float = 0.0) -> str:

@@ -6,6 +6,7 @@ The devices are sleeps in proportion to the images, long beside all that is comp
 
 from __future__ import annotations
 
+import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero2": {"engine": "deepspeed", "zero_stage": 2},
     "zero3": {"engine": "deepspeed", "zero_stage": 3},
 }
-FAST = 0.04  # seconds per image of a fast device, forward and backward together
-GLOBAL_BATCH = 20
+FAST = 0.03  # seconds per image of a fast device, forward and backward together
+GLOBAL_BATCH = 30  # 20 and 10 images at 2:1, 24 and 6 at 4:1
 
 
 def config(parallel: dict[str, Any], balance: Any, updates: int = 8, **changes: Any) -> dict[str, Any]:
@@ -54,7 +55,8 @@ def group(folder: Path, nproc: int, **sessions: dict[str, Any]) -> dict[str, Any
     """Run sessions one after the other in one process group."""
     for name, payload in sessions.items():
         payload.setdefault("run", str(folder / name))
-    job = Job("group", "balance_worker", {"sessions": sessions}, nproc, timeout_s=800, env={"PYTHONPATH": str(HERE)})
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    job = Job("group", "balance_worker", {"sessions": sessions}, nproc, timeout_s=800, env={"PYTHONPATH": path})
     outcome = run_job(job, folder / f"group{nproc}")
     assert outcome.kind == "ok", (outcome.sentence, outcome.stderr_tail)
     assert outcome.result is not None
@@ -102,34 +104,34 @@ def test_unequal_ranks_come_within_a_tenth_of_the_ideal(engine: str, tmp_path: P
 
 @pytest.mark.parametrize("engine", ["ddp", "zero3"])  # the forward as a whole, and leaf by leaf
 def test_shares_follow_a_device_that_slows_down(engine: str, tmp_path: Path) -> None:
-    """Equal for 8 updates, then rank 1 takes three times as long; with a watcher that only tells beside it."""
-    speeds = [(0, [FAST, FAST]), (8, [FAST, 3 * FAST])]
+    """Equal for 8 updates, then rank 1 takes twice as long; beside it a run that only tells of it."""
+    speeds = [(0, [FAST, FAST]), (8, [FAST, 2 * FAST])]
     sessions = {
         balance: {"config": config(ENGINES[engine], balance, updates=28), "speeds": speeds}
         for balance in ("auto", "none")
     }
     found = group(tmp_path, 2, **sessions)
     auto = found["auto"]
-    assert of(auto, "start")[0]["shares"] == [10, 10]
+    assert of(auto, "start")[0]["shares"] == [15, 15]
     (change,) = of(auto, "balance")
-    assert change["shares"] == [15, 5]
+    assert change["shares"] == pytest.approx([20, 10], abs=1)
     assert 8 < change["update"] <= 20
     after = [row["step_time_s"] for row in of(auto, "train") if row["update"] > change["update"] + 2]
-    assert statistics.median(after) < 1.1 * 15 * FAST
-    assert any("shares change from 10, 10 to 15, 5" in row["text"] for row in of(auto, "note"))
+    assert statistics.median(after) < 1.1 * 20 * FAST
+    assert any("shares change from 15, 15 to" in row["text"] for row in of(auto, "note"))
     assert losses(auto) == pytest.approx(losses(found["none"]), rel=1e-4)  # no sample lost or doubled at the change
 
     (straggler,) = of(found["none"], "straggler")
     assert straggler["rank"] == 1
     assert 9 <= straggler["since"] <= 12
-    assert straggler["cost_s"] == pytest.approx(10 * 2 * FAST, rel=0.15)
+    assert straggler["cost_s"] == pytest.approx(15 * FAST, rel=0.15)
     assert straggler["sm_clock_mhz"] is None
     assert any(row["text"].startswith("rank 1 has kept the others waiting since") for row in of(found["none"], "note"))
 
 
 def test_equal_devices_stay_equal_and_nobody_is_named(tmp_path: Path) -> None:
     found = group(tmp_path, 2, auto={"config": config(ENGINES["ddp"], "auto", 16), "speeds": [(0, [FAST, FAST])]})
-    assert of(found["auto"], "start")[0]["shares"] == [10, 10]
+    assert of(found["auto"], "start")[0]["shares"] == [15, 15]
     assert of(found["auto"], "balance") == of(found["auto"], "straggler") == []
 
 

@@ -97,11 +97,16 @@ def measure_own_pace(
     waits = waits_in_forward(decisions.engine, decisions.zero_stage)
     own = OwnTime(device, model if waits else None)
     bench = _Bench(model, loss_fn, decisions, device, (config.model.in_chans, img_size), own)
-    sizes = _two_sizes(bench.size, decisions.batch.micro_batch_size)
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if cuda else []):
+        sizes = _two_sizes(bench.size, decisions.batch.micro_batch_size)
     if sizes is None:
         raise DeviceError(out_of_memory)
     small, large = sizes
-    most = _most(config, decisions, model, device, small, large) if device.type == "cuda" else None
+    most = _most(config, decisions, model, device, small, large) if cuda else None
+    if cuda:  # neither memory nor a peak of it is left to the run
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     return OwnPace(
         fit_pace(small.images, small.whole_s, large.images, large.whole_s, most),
         fit_pace(small.images, small.forward_s, large.images, large.forward_s, most),
