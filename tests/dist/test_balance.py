@@ -26,7 +26,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero2": {"engine": "deepspeed", "zero_stage": 2},
     "zero3": {"engine": "deepspeed", "zero_stage": 3},
 }
-FAST = 0.03  # seconds per image of a fast device, forward and backward together
+FAST = 0.05  # seconds per image of a fast device, forward and backward together
 GLOBAL_BATCH = 30  # 20 and 10 images at 2:1, 24 and 6 at 4:1
 
 
@@ -67,9 +67,9 @@ def of(found: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return [row for row in found["rows"] if row["kind"] == kind]
 
 
-def step_s(found: dict[str, Any], first: int = 2) -> float:
-    """The median time of an update, without the first row."""
-    return statistics.median(row["step_time_s"] for row in of(found, "train")[first // 2 :])
+def step_s(found: dict[str, Any], after: int = 2) -> float:
+    """The median time of an update after the first ones."""
+    return statistics.median(row["step_time_s"] for row in of(found, "train") if row["update"] > after)
 
 
 def losses(found: dict[str, Any]) -> list[float]:
@@ -81,9 +81,12 @@ def test_unequal_ranks_come_within_a_tenth_of_the_ideal(engine: str, tmp_path: P
     """The ideal is global_batch_size / the sum of the ranks' images per second."""
     parallel = ENGINES[engine]
     sessions = {
-        f"{balance}{ratio}": {"config": config(parallel, balance), "speeds": [(0, [FAST, FAST * ratio])]}
+        f"{balance}{ratio}": {
+            "config": config(parallel, balance, updates, log={"every_updates": 1}),
+            "speeds": [(0, [FAST, FAST * ratio])],
+        }
         for ratio in (2, 4)
-        for balance in ("none", "auto")
+        for balance, updates in (("none", 6), ("auto", 9))
     }
     found = group(tmp_path, 2, **sessions)
     for ratio in (2, 4):
@@ -96,7 +99,7 @@ def test_unequal_ranks_come_within_a_tenth_of_the_ideal(engine: str, tmp_path: P
         assert shares[0] == pytest.approx(GLOBAL_BATCH * ratio / (ratio + 1), abs=1)
         assert step_s(auto) < 1.1 * ideal
         assert step_s(even) > 0.95 * waiting
-        assert losses(auto) == pytest.approx(losses(even), rel=1e-4)  # the same training
+        assert losses(auto)[:6] == pytest.approx(losses(even), rel=1e-4)  # the same training
         assert any("the ranks take" in note for note in of(auto, "start")[0]["notes"])
         assert [row["rank"] for row in of(even, "straggler")] == [1]
         assert of(auto, "straggler") == of(auto, "balance") == []
@@ -116,8 +119,7 @@ def test_shares_follow_a_device_that_slows_down(engine: str, tmp_path: Path) -> 
     (change,) = of(auto, "balance")
     assert change["shares"] == pytest.approx([20, 10], abs=1)
     assert 8 < change["update"] <= 20
-    after = [row["step_time_s"] for row in of(auto, "train") if row["update"] > change["update"] + 2]
-    assert statistics.median(after) < 1.1 * 20 * FAST
+    assert step_s(auto, after=change["update"] + 2) < 1.1 * 20 * FAST
     assert any("shares change from 15, 15 to" in row["text"] for row in of(auto, "note"))
     assert losses(auto) == pytest.approx(losses(found["none"]), rel=1e-4)  # no sample lost or doubled at the change
 
@@ -149,12 +151,15 @@ def test_a_run_goes_on_at_other_weights_and_another_world_size(tmp_path: Path) -
         2,
         whole=session("none", 15, "whole"),
         first=session([2, 1], 5, "run"),
+        straight=session([2, 1], 10, "straight"),
+        half=session([2, 1], 5, "stopped"),
+        on=session([2, 1], 10, "stopped"),
         second=session([1, 3], 10, "run"),
     )
     three = group(tmp_path, 3, third=session([3, 2, 1], 15, "run"))
-    assert [row["update"] for row in (of(found, "start")[0] for found in (*two.values(), *three.values()))] == [
-        0, 0, 5, 10,
-    ]  # fmt: skip
+    assert losses(two["half"]) + losses(two["on"]) == losses(two["straight"])  # the same weights: bit for bit
+    assert of(two["second"], "start")[0]["update"] == 5
+    assert of(three["third"], "start")[0]["update"] == 10
     assert of(three["third"], "start")[0]["shares"] == [6, 4, 2]
     parts = losses(two["first"]) + losses(two["second"]) + losses(three["third"])
     assert parts == pytest.approx(losses(two["whole"]), rel=1e-5)

@@ -27,7 +27,7 @@ from vitscale.estimate.pace import OwnPace, fit_pace
 from vitscale.models.drop_path import num_draws, set_draws
 from vitscale.parallel.apply import DTYPES, checkpoint_activations
 
-REPEATS = 5  # of which the first, a warm-up, is not counted
+REPEATS = 4  # of which the first, a warm-up, is not counted
 USABLE = 0.9  # of a GPU's memory: the rest is for the allocator's slack, buckets in flight and workspaces
 
 
