@@ -23,6 +23,7 @@ from vitscale.checkpoint import (
     checkpoints,
     find_checkpoint,
     mark_best,
+    newest_whole,
     prune,
     read_state,
     read_weights,
@@ -32,7 +33,7 @@ from vitscale.checkpoint import (
     write_checkpoint,
 )
 from vitscale.distributed import World
-from vitscale.errors import CheckpointError
+from vitscale.errors import CheckpointError, RunFailed
 from vitscale.results import files as files_module
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
@@ -225,6 +226,47 @@ def test_what_is_not_there_is_said(run: Path, tmp_path: Path) -> None:
         find_checkpoint(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match=r"has no checkpoint update-00000009; it has best, last, update-00000001"):
         find_checkpoint(run, checkpoint_name(9))
+
+
+def test_a_damaged_newest_one_is_set_aside_and_the_one_before_is_taken(run: Path) -> None:
+    truncate(run / "checkpoints" / checkpoint_name(3) / "weights.safetensors")
+    path, told = newest_whole(run)
+    assert path == run / "checkpoints" / checkpoint_name(2)
+    (sentence,) = told
+    assert sentence.startswith("checkpoint update-00000003 is damaged (weights.safetensors is truncated: ")
+    assert sentence.endswith("now called damaged-update-00000003; going on from update-00000002")
+    assert names(run) == [checkpoint_name(1), checkpoint_name(2)]
+    assert (run / "checkpoints" / "damaged-update-00000003" / "weights.safetensors").is_file()
+    write(run, 3, value=7)  # the run comes there again
+    assert newest_whole(run) == (run / "checkpoints" / checkpoint_name(3), ())
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(run: Path) -> None:
+    for path in checkpoints(run):
+        (path / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"update-00000001/state.json is missing"):
+        newest_whole(run)
+    assert checkpoints(run)
+
+
+def test_a_run_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
+    assert newest_whole(tmp_path) == (None, ())
+
+
+def test_a_disk_that_returns_other_bytes_is_found_at_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files change between being written and being read back, as on a failing disk."""
+    sync = module._sync
+
+    def failing(path: Path) -> None:
+        sync(path)
+        if path.name == "shard":
+            alter(path)
+
+    monkeypatch.setattr(module, "_sync", failing)
+    with pytest.raises(RunFailed, match="shard does not read as it was written"):
+        write(run, 4)
+    assert names(run) == [checkpoint_name(update) for update in (1, 2, 3)]
+    assert not list((run / "checkpoints").glob(".writing-*"))
 
 
 # --- kept ---------------------------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def test_the_precision_table_is_what_decide_allows() -> None:
             shown[triple] = {name for name in ENGINES if name in engines or engines.startswith("all")}
     allowed: dict[str, set[str]] = {}
     kinds = ("fp32", "bf16", "fp16")
-    for triple in product((*kinds, "tf32"), kinds, kinds):
+    for triple in product((*kinds, "tf32", "float8"), kinds, kinds):
         for engine in ENGINES:
             pairs = zip(("compute", "params", "reduce"), triple, strict=True)
             keys = [f"parallel.engine={engine}", *(f"precision.{name}={kind}" for name, kind in pairs)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors import safe_open
 
 from vitscale.errors import ConfigError
 from vitscale.export import export
+from vitscale.models.build import build_model
 from vitscale.trained import open_run
 
 
@@ -24,6 +26,24 @@ def test_the_printed_line_gives_the_same_logits(digits_run: Path, tmp_path: Path
     with torch.no_grad():
         torch.testing.assert_close(model(images), trained.model(images), rtol=0, atol=0)
     assert "drop" not in exported.create_model, "training settings are for whoever trains next to choose"
+
+
+def test_a_convolutional_stem_comes_with_its_imports(digits_run: Path, tmp_path: Path) -> None:
+    trained = open_run(digits_run)
+    config = trained.config.model_copy(
+        update={"model": trained.config.model.model_copy(update={"stem": "conv", "patch_size": 4})}
+    )
+    stemmed = replace(trained, config=config, model=build_model(config.model, 10, seed=3).eval())
+    exported = export(stemmed, tmp_path / "out.safetensors")
+    *imports, line = exported.create_model.splitlines()
+    names: dict[str, object] = {}
+    exec("\n".join(imports), names)
+    model = eval(line, names).eval()
+    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), stemmed.model(images), rtol=0, atol=0)
+    with safe_open(exported.path, "pt") as file:
+        assert "ConvStem(in_chans=1" in json.loads(file.metadata()["timm_stem"])["embed_layer"]
 
 
 def test_metadata_says_how_to_use_the_file(digits_run: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ def test_names_are_distinct_and_every_row_has_a_source():
         assert device.memory_bytes % 10**9 == 0
         assert 1e11 < device.bandwidth_bytes_per_s < 1e13
         assert device.bf16 is None or device.bf16 == device.fp16
+        assert device.float8 is None or device.float8 == pytest.approx(2 * device.bf16, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["NVIDIA A10G", "NVIDIA H200 NVL", "NVIDIA H100", "nvidia h200", "", "Radeon"])
@@ -23,6 +24,8 @@ def test_an_unlisted_name_gets_no_relatives_figures(name):
 def test_peaks_are_the_dense_ones():
     assert peak_flops("NVIDIA H200", "bf16") == 989.4e12
     assert peak_flops("NVIDIA A100-SXM4-80GB", "tf32") == 156e12
+    assert peak_flops("NVIDIA H200", "float8") == 1978.9e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "float8") is None
 
 
 def test_emulation_is_said():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,22 @@ def test_a_run_ends_at_the_evaluation_that_reaches_the_target(tmp_path: Path) ->
     again = Session(tmp_path, **target)
     assert again.fit().update == 15  # resumed: it has been reached
     assert again.heard.of("train") == []
+
+
+def test_an_evaluation_says_how_long_was_trained_before_it(tmp_path: Path) -> None:
+    """So that a time to any target can be read: updates count, evaluations and checkpoints do not."""
+    session = Session(
+        tmp_path,
+        eval={"every_epochs": 1},
+        checkpoint={"every_updates": 1},
+        on_window=lambda window: time.sleep(0.02),
+        on_evaluate=lambda update: time.sleep(1.0),
+    )
+    session.fit()
+    first, second = session.heard.of("eval", "train_seconds")
+    assert 5 * 0.02 <= first < 0.9
+    assert first + 5 * 0.02 <= second < 1.7
+    assert second == pytest.approx(session.trainer.train_seconds)
 
 
 def test_a_target_out_of_reach_ends_with_the_plan(tmp_path: Path) -> None:

@@ -3,10 +3,9 @@
     python meter_cost.py OUT [KEY=VALUE ...]     appends to OUT/meter-cost.jsonl
 
 A: loader, copy and `engine.train_batch`, nobody listening. B: the same with a Meter, at its dearest (every phase of
-every update timed on the device), begun one update before its window, since it begins once a run. Each window ends with
-the host waiting for the device. A quad's ratio is (B + B) / (A + A), which a steady drift leaves alone; the cost is their
-geometric mean with its 95 % interval
-(Student's t on logarithms). The goal: its upper end under 1 %.
+every update timed on the device), begun one update before its window, since it begins once a run. Each window ends
+with the host waiting for the device. A quad's ratio is (B + B) / (A + A), which a steady drift leaves alone; the cost
+is their geometric mean with its 95 % interval (Student's t on logarithms). The goal: its upper end under 1 %.
 """
 
 from __future__ import annotations

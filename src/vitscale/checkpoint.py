@@ -24,11 +24,12 @@ from safetensors.torch import load_file, save_file
 
 from vitscale.distributed import World
 from vitscale.engine.base import Engine
-from vitscale.errors import CheckpointError
+from vitscale.errors import CheckpointError, RunFailed
 from vitscale.results.files import write_json
 
 MANIFEST = "manifest.json"
 _PARTIAL = ".writing-"
+_DAMAGED = "damaged-"
 _VERSION = 1
 
 
@@ -107,20 +108,29 @@ def _save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def _seal(partial: Path, final: Path) -> None:
-    """Manifest last, everything on disk, then the name."""
+    """Manifest last, everything on disk and read back from there, then the name."""
     files = sorted(p for p in partial.rglob("*") if p.is_file())
     digests = {p.relative_to(partial).as_posix(): {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in files}
     for path in files:
         _sync(path)
     write_json(partial / MANIFEST, {"version": _VERSION, "files": digests})
+    for path in files:
+        if _sha256(path) != digests[path.relative_to(partial).as_posix()]["sha256"]:
+            raise RunFailed(
+                f"{path} does not read as it was written, so its disk or file system is at fault; the checkpoint "
+                "before it stands"
+            )
     partial.rename(final)
     _sync(final.parent)
 
 
 def _sync(path: Path) -> None:
+    """Onto the disk, and out of memory where the system lets us, so that reading it again reads the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
 
@@ -237,6 +247,29 @@ def verify_manifest(checkpoint: Path) -> None:
             raise CheckpointError(f"{path} is {what}: {found} bytes instead of {size}{advice}")
         if _sha256(path) != digest:
             raise CheckpointError(f"{path} was altered: its SHA-256 is not the manifest's{advice}")
+
+
+def newest_whole(run: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """The newest checkpoint that is whole, and a sentence for each newer one that is not; those are set aside.
+
+    A damaged one keeps its files, under another name, so that the run can write it anew. Raises CheckpointError if
+    there are checkpoints and none is whole: to begin anew would throw away what may still be saved.
+    """
+    present, told = checkpoints(run), list[str]()
+    for path in reversed(present):
+        try:
+            verify_manifest(path)
+        except CheckpointError as error:
+            if path == present[0]:
+                raise
+            aside = path.with_name(f"{_DAMAGED}{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            problem = str(error).partition("; delete")[0].replace(f"{path}{os.sep}", "")
+            told.append(f"checkpoint {path.name} is damaged ({problem}) and now called {aside.name}")
+        else:
+            return path, tuple(f"{sentence}; going on from {path.name}" for sentence in told)
+    return None, ()
 
 
 def read_state(checkpoint: Path) -> TrainState:

@@ -1,7 +1,7 @@
 """Export a trained model as one safetensors file that timm loads as it is.
 
 In: a Trained model and a file name. Out: the file, written whole or not at all, whose metadata carries classes,
-normalisation and timm's arguments; and the line of Python that loads it.
+normalisation and timm's arguments; and the Python that loads it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from vitscale.config.run import ModelConfig
 from vitscale.errors import ConfigError, RunFailed
+from vitscale.estimate.vit import shape_of
 from vitscale.models.build import image_size, model_arguments
+from vitscale.models.stem import IMPORTS, stem_source
 from vitscale.trained import Trained
 
 # Arguments that act in training only: whoever loads the file chooses them anew.
@@ -46,7 +49,7 @@ def export(trained: Trained, path: Path, *, force: bool = False) -> Exported:
         raise RunFailed(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return Exported(path, create_model_line(trained.config.model.name, path, arguments))
+    return Exported(path, create_model_text(trained.config.model, path, arguments))
 
 
 def check_target(path: Path, *, force: bool) -> None:
@@ -65,13 +68,20 @@ def timm_arguments(trained: Trained) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in _TRAINING_ARGUMENTS}
 
 
-def create_model_line(name: str, path: Path, arguments: dict[str, Any]) -> str:
-    """The line of Python that loads the file."""
-    given = "".join(f", {key}={value!r}" for key, value in arguments.items())
-    return f"timm.create_model({name!r}, checkpoint_path={str(path)!r}{given})"
+def create_model_text(model: ModelConfig, path: Path, arguments: dict[str, Any]) -> str:
+    """The line of Python that loads the file; with a convolutional stem, the imports that the line needs before it."""
+    given = {key: repr(value) for key, value in arguments.items()}
+    lines: list[str] = []
+    if model.stem == "conv":
+        given |= stem_source(shape_of(model))
+        lines += IMPORTS
+    words = "".join(f", {key}={value}" for key, value in given.items())
+    lines.append(f"timm.create_model({model.name!r}, checkpoint_path={str(path)!r}{words})")
+    return "\n".join(lines)
 
 
 def _metadata(trained: Trained, arguments: dict[str, Any]) -> dict[str, str]:
+    conv = trained.config.model.stem == "conv"
     # safetensors metadata maps strings to strings; structure goes in as JSON
     return {
         "format": "pt",
@@ -80,6 +90,7 @@ def _metadata(trained: Trained, arguments: dict[str, Any]) -> dict[str, str]:
         "ema": json.dumps(trained.ema),
         "timm_name": trained.config.model.name,
         "timm_arguments": json.dumps(arguments),
+        **({"timm_stem": json.dumps(stem_source(shape_of(trained.config.model)))} if conv else {}),
         "img_size": str(image_size(trained.model)),
         "classes": json.dumps(trained.classes),
         "mean": json.dumps(trained.mean),

@@ -6,8 +6,6 @@ In: the config file of one command, inside a process that a launcher may have gi
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -27,7 +25,6 @@ from vitscale.distributed import World, environment_ranks, joined, make_determin
 from vitscale.engine.base import Engine
 from vitscale.errors import EXIT_OK, CheckpointError
 from vitscale.evaluate import EvalResult, evaluate
-from vitscale.launch.child import run_rank
 from vitscale.measure.device_state import state_now
 from vitscale.observers.build import build_observers
 from vitscale.pacing import Pacing, unknown_state
@@ -101,7 +98,7 @@ class _Run:
         config, world = self.config, self.world
         splits = open_data(config)
         identity = run_identity(config, self.decisions, splits)
-        resume = world.on_main(lambda: self._resume_point(identity))
+        resume, told = world.on_main(lambda: self._resume_point(identity))
         resume_from = resume / "engine" if resume else None
         parts = assemble(config, self.decisions, world, splits, recorder=self.recorder, resume_from=resume_from)
         engine, plan = parts.engine, parts.plan
@@ -129,6 +126,7 @@ class _Run:
         )
         try:
             info = self._info(parts, state, resumed=resume is not None)
+            info["notes"] += told
             for observer in trainer.observers:
                 observer.start(info)
             final = trainer.fit()
@@ -148,14 +146,14 @@ class _Run:
         loaders = (parts.loader, val)
         return Pacing(parts.engine.own_time, self.world, decided.shares, decided.unit, loaders, parts.balance, state)
 
-    def _resume_point(self, identity: dict[str, Any]) -> Path | None:
-        """The newest whole checkpoint, if this folder has one that belongs to this config."""
+    def _resume_point(self, identity: dict[str, Any]) -> tuple[Path | None, tuple[str, ...]]:
+        """The newest whole checkpoint, if this folder has one, which must belong to this config; and what to say of
+        newer ones."""
         checkpoint.sweep(self.out)
-        if not checkpoint.checkpoints(self.out):
-            return None
-        path = checkpoint.find_checkpoint(self.out)
-        check_identity(checkpoint.read_state(path).identity, identity, path)
-        return path
+        path, told = checkpoint.newest_whole(self.out)
+        if path is not None:
+            check_identity(checkpoint.read_state(path).identity, identity, path)
+        return path, told
 
     def _restore(self, engine: Engine, path: Path) -> TrainState:
         engine.load(path / "engine")
@@ -263,22 +261,9 @@ def check_identity(saved: dict[str, Any], now: dict[str, Any], path: Path) -> No
             )
 
 
-def train_from_file(config_path: Path, out: Path, *, fresh: bool = False, device: str | None = None) -> int:
+def train_from_file(
+    config_path: Path, out: Path, *, fresh: bool = False, device: str | None = None, recorder: Recorder = NULL
+) -> int:
     """Train from a resolved config file and say on rank 0 where things are; returns 0 or raises VitscaleError."""
-    train(load_config(config_path), out, fresh=fresh, device=device)
+    train(load_config(config_path), out, fresh=fresh, device=device, recorder=recorder)
     return EXIT_OK
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """One rank: `python -m vitscale.run --config FILE --out DIR`."""
-    parser = argparse.ArgumentParser(prog="vitscale.run")
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--fresh", action="store_true")
-    parser.add_argument("--device")
-    options = parser.parse_args(arguments)
-    return train_from_file(options.config, options.out, fresh=options.fresh, device=options.device)
-
-
-if __name__ == "__main__":
-    sys.exit(run_rank(main))

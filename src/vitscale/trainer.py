@@ -92,7 +92,7 @@ class Trainer:
         self.engine, self.loader, self.plan, self.state = engine, loader, plan, state
         self.config, self.world, self.run = config, world, run
         self.evaluate, self.observers, self.recorder, self.conclude = evaluate, observers, recorder, conclude
-        self.train_seconds = 0.0
+        self.train_seconds = 0.0  # of the updates of this session: no evaluation, no checkpoint
         self._pacing = pacing
         self._intervals = Intervals(world, pacing)
         self._nonfinite = 0
@@ -238,7 +238,8 @@ class Trainer:
             best_update=self.state.update if better else self.state.best_update,
         )
         epoch = self.state.window / self.plan.updates_per_epoch
-        self._tell({"kind": "eval", "update": self.state.update, "epoch": epoch, **result.row()})
+        about = {"update": self.state.update, "epoch": epoch, "train_seconds": self.train_seconds}
+        self._tell({"kind": "eval", **about, **result.row()})
         if better and self.config.checkpoint.keep_best and self._checkpoint() and self.world.main:
             mark_best(self.run, self.state.update, result.top1)
         self._intervals.restart()

@@ -31,6 +31,14 @@ def test_every_peers_triple_has_a_row_of_ours() -> None:
     assert "fsdp2" in next(row.who for row in ours(rows) if row.precision == FSDP_MASTERS)
 
 
+def test_float8_meets_no_peer_in_its_triple_and_stands_beside_bf16() -> None:
+    rows = cases(config("precision.compute=float8"), 1, "cuda")
+    assert {row.precision for row in rows if row.peer} == {AUTOCAST, MASTERS, FSDP_MASTERS}
+    triples = [row.precision for row in ours(rows) if row.problem is None]
+    assert triples[:4] == [AUTOCAST, FSDP_MASTERS, MASTERS, ("float8", "bf16", "bf16")]
+    assert set(triples[4:]) == {MASTERS}  # our other engines
+
+
 def test_our_own_engines_stand_beside_each_other() -> None:
     rows = ours(cases(config("precision.compute=bf16"), 1, "cuda"))
     who = [row.who for row in rows if row.precision == MASTERS]
@@ -70,3 +78,9 @@ def test_the_work_is_the_configs() -> None:
     assert (spec.model, spec.img_size, spec.micro_batch_size, spec.in_chans) == ("vit_tiny_patch16_224", 8, 16, 1)
     assert spec.model_kwargs["embed_dim"] == 64
     assert spec.model_kwargs["patch_size"] == 2
+
+
+def test_peers_have_no_convolutional_stem() -> None:
+    config = load_config("verify", ["model.stem=conv"])
+    with pytest.raises(ConfigError, match=r"model\.stem=conv is not what the peers"):
+        spec_of(config, decide(config, world_size=1), 10)

@@ -115,6 +115,9 @@ CASES = [
     Case("parallel.zero_stage=2 optim.name=muon", "optim.name=muon does not work with engine deepspeed zero_stage 2"),
     Case("precision.compute=tf32", "precision.compute=tf32 needs an NVIDIA GPU; use fp32 or bf16 on the CPU"),
     Case("precision.compute=fp16 parallel.engine=deepspeed", "DeepSpeed has no fp16 on the CPU"),
+    Case("precision.compute=float8", "precision.compute=float8 needs an NVIDIA GPU since Ada or Hopper"),
+    Case("precision.compute=float8", "float8 is not possible on a Tesla T4", command=ON_GPU, gpus=gpus(1, bf16=False)),
+    Case("precision.compute=float8 parallel.engine=deepspeed", "float8 layers have not been proved under DeepSpeed"),
     Case("precision.compute=tf32", "tf32 is not possible on a Tesla T4", command=ON_GPU, gpus=gpus(1, bf16=False)),
     Case("-n 4", "4 processes need 4 GPUs, and this machine shows 2 GPUs", command=ON_GPU, gpus=gpus(2)),
     Case("--device cuda", "--device cuda: torch sees no CUDA device here; use --device cpu", command=ON_GPU),
@@ -161,7 +164,7 @@ CASES = [
     Case("train.class_weights=[1,2]", "train.class_weights has 2 values but the model has 10 classes"),
     Case("data.mean=[0.5,0.5]", "data.mean has 2 values but model.in_chans=1"),
     Case("data.mixup=0.5 train.micro_batch_size=1", "so train.micro_batch_size=1 must be even"),
-    Case("data.randaugment=2 data.augment_on=device", "data.augment_on=device cannot run data.randaugment"),
+    Case("data.random_resized_crop=true data.augment_on=device", "device cannot run data.random_resized_crop"),
     Case("data.crop_padding=1 data.random_resized_crop=true", "data.random_resized_crop and data.crop_padding are two"),
     # --- run folders and checkpoints
     Case("", "--out afile is a file; name a folder", text("afile", ""), "train digits --out afile"),

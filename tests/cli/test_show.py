@@ -39,6 +39,13 @@ def test_show_does_not_count_what_it_cannot(vitscale):
     assert "= n/a" in done.stdout
 
 
+def test_show_says_what_float8_does_and_where_it_pays(vitscale):
+    text = vitscale("show", "digits", "precision.compute=float8").stdout
+    assert "precision = float8/bf16/bf16  (float8 layers over bf16 weights with fp32 masters)" in text
+    assert "precision.compute = float8  (while training, the blocks' linear layers multiply in float8" in text
+    assert "meant for ViT-L and larger" in text
+
+
 def test_show_refuses_what_decide_refuses(vitscale):
     done = vitscale("show", "digits", "parallel.engine=single", "--nproc", "2")
     assert done.returncode == 2

@@ -15,7 +15,7 @@ import pytest
 from vitscale.cli import main as cli
 from vitscale.cli import preflight
 from vitscale.cli.preflight import prepare
-from vitscale.errors import DeviceError
+from vitscale.errors import ConfigError, DeviceError
 from vitscale.launch.detect import OuterLaunch
 from vitscale.launch.probe import NO_DEVICES, DeviceFacts
 
@@ -44,8 +44,9 @@ def run(folder: Path, *args: str, **variables: str) -> subprocess.CompletedProce
     )
 
 
-def gpus(count: int, *, bf16: bool = True, rocm: bool = False) -> DeviceFacts:
-    return DeviceFacts(count, ("GPU",) * count, (2**34,) * count, bf16=bf16, mps=False, rocm=rocm, torch_cuda="13.0")
+def gpus(count: int, *, bf16: bool = True, rocm: bool = False, float8: bool = False) -> DeviceFacts:
+    can = {"bf16": bf16, "float8": float8}
+    return DeviceFacts(count, ("GPU",) * count, (2**34,) * count, mps=False, rocm=rocm, torch_cuda="13.0", **can)
 
 
 def plan_of(
@@ -113,6 +114,7 @@ def test_the_checks_load_no_torch() -> None:
     [
         (gpus(2), (), 4, "4 processes need 4 GPUs, and this machine shows 2 GPUs"),
         (gpus(1, bf16=False), ("precision.compute=tf32",), 1, "precision.compute=tf32 is not possible on a GPU"),
+        (gpus(1), ("precision.compute=float8",), 1, "compute=float8 is not possible on a GPU, only since Ada and Hop"),
         (gpus(0, rocm=True), (), 1, "ROCm"),
     ],
 )
@@ -122,6 +124,17 @@ def test_what_the_devices_cannot_do_is_refused(
     monkeypatch.setattr(preflight, "device_facts", lambda: facts)
     with pytest.raises(DeviceError, match=words):
         plan_of(*overrides, nproc=nproc)
+
+
+def test_float8_is_planned_where_device_package_and_width_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "device_facts", lambda: gpus(1, float8=True))
+    monkeypatch.setattr(preflight, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"needs a package: pip install vitscale\[float8\]"):
+        plan_of("precision.compute=float8")
+    monkeypatch.setattr(preflight, "find_spec", lambda _: "found")
+    with pytest.raises(ConfigError, match=r"model.embed_dim=72 is not divisible by 16, which precision.compute=float8"):
+        plan_of("precision.compute=float8", "model.embed_dim=72")
+    assert "/".join(plan_of("precision.compute=float8").decisions.precision) == "float8/bf16/bf16"
 
 
 def test_the_ranks_of_this_host_are_counted_not_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

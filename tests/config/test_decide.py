@@ -100,15 +100,19 @@ def test_an_illegal_pair_is_refused_with_its_reason(optimizer: str, engine: str,
         decided(optim={"name": optimizer}, parallel={"engine": engine, "zero_stage": stage})
 
 
-def test_muon_needs_fp32_weights() -> None:
-    with pytest.raises(ConfigError, match="muon needs fp32 weights"):
-        decided(optim={"name": "muon"}, precision={"compute": "bf16"})
-    assert decided(optim={"name": "muon"}, precision={"compute": "bf16", "params": "fp32"}).engine == "ddp"
+def test_muon_needs_fp32_weights_or_masters() -> None:
+    deepspeed = {"engine": "deepspeed"}
+    with pytest.raises(ConfigError, match="muon needs fp32 weights under DeepSpeed"):
+        decided(optim={"name": "muon"}, precision={"compute": "bf16"}, parallel=deepspeed)
+    whole = {"compute": "bf16", "params": "fp32"}
+    assert decided(optim={"name": "muon"}, precision=whole, parallel=deepspeed).engine == "deepspeed"
+    assert decided(optim={"name": "muon"}, precision={"compute": "bf16"}).precision.params == "bf16"  # fp32 masters
 
 
 # --- precision ----------------------------------------------------------------------------------------------------
 
 AUTOCAST, MASTERS = "bf16 autocast over fp32 weights", "bf16 weights with fp32 masters"
+FLOAT8 = "float8 layers over bf16 weights with fp32 masters"
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,8 @@ AUTOCAST, MASTERS = "bf16 autocast over fp32 weights", "bf16 weights with fp32 m
         ("ddp", {"compute": "bf16", "params": "fp32", "reduce": "bf16"}, "bf16/fp32/bf16", AUTOCAST),
         ("ddp", {"compute": "fp16"}, "fp16/fp32/fp32", "fp16 autocast over fp32 weights"),
         ("deepspeed", {"compute": "fp16"}, "fp16/fp16/fp16", "fp16 weights with fp32 masters"),
+        ("ddp", {"compute": "float8"}, "float8/bf16/bf16", FLOAT8),
+        ("fsdp2", {"compute": "float8", "reduce": "fp32"}, "float8/bf16/fp32", FLOAT8),
     ],
 )
 def test_precision_triples(engine: str, asked: dict[str, str], triple: str, meaning: str) -> None:
@@ -153,6 +159,17 @@ def test_precision_triples(engine: str, asked: dict[str, str], triple: str, mean
         ),
         ("ddp", {"compute": "bf16", "reduce": "fp32"}, "gradients of bf16 weights are reduced in bf16 here"),
         ("ddp", {"reduce": "fp16"}, "gradients of fp32 weights are reduced in fp32"),
+        (
+            "deepspeed",
+            {"compute": "float8"},
+            "float8 layers have not been proved under DeepSpeed's own casts; use single, ddp or fsdp2",
+        ),
+        (
+            "fsdp2",
+            {"compute": "float8", "params": "fp32"},
+            "float8 layers cast bf16 weights; leave precision.params unset",
+        ),
+        ("ddp", {"compute": "float8", "reduce": "fp32"}, "gradients of bf16 weights are reduced in bf16 here"),
     ],
 )
 def test_triples_that_are_not_possible_say_why(engine: str, asked: dict[str, str], problem: str) -> None:
@@ -166,7 +183,11 @@ def test_triples_that_are_not_possible_say_why(engine: str, asked: dict[str, str
 
 @pytest.mark.parametrize(
     ("engine", "compute", "sentence"),
-    [("ddp", "tf32", "tf32 needs an NVIDIA GPU"), ("deepspeed", "fp16", "DeepSpeed has no fp16 on the CPU")],
+    [
+        ("ddp", "tf32", "tf32 needs an NVIDIA GPU"),
+        ("fsdp2", "float8", "float8 needs an NVIDIA GPU since Ada or Hopper; use fp32 or bf16 on the CPU"),
+        ("deepspeed", "fp16", "DeepSpeed has no fp16 on the CPU"),
+    ],
 )
 def test_a_precision_that_the_cpu_lacks(engine: str, compute: str, sentence: str) -> None:
     sections = {"parallel": {"engine": engine}, "precision": {"compute": compute}}

@@ -65,9 +65,36 @@ def test_several_gpus_have_no_graph_unless_it_is_asked_for() -> None:
     assert decided("ddp", nproc=2, performance={"cuda_graph": True}).fast.cuda_graph
 
 
+def test_float8_has_a_graph_if_it_is_asked_for() -> None:
+    low = {"precision": {"compute": "float8"}}
+    assert decided(**low).fast == FastPaths(True, False, "auto")
+    assert "float8 layers" in why(decided(**low), "cuda_graph")
+    assert decided(**low, performance={"cuda_graph": True}).fast.cuda_graph
+
+
+def test_under_zero_3_blocks_are_compiled_where_it_is_asked_for() -> None:
+    asked = {"performance": {"compile": True}}
+    assert "not proved on a GPU" in why(decided("deepspeed", 3), "compile")
+    assert why(decided("deepspeed", 3, **asked), "compile") == "as asked"
+    frozen = {"model": {"freeze": ["pos_embed"]}}
+    for sections in (frozen, {**frozen, **asked}):
+        assert "many small graphs" in why(decided("deepspeed", 3, **sections), "compile")
+
+
+def test_under_zero_2_the_whole_model_is_one_graph() -> None:
+    assert "whole model" in why(decided("deepspeed", 2), "compile")
+    assert "block by block" in why(decided("fsdp2"), "compile")
+
+
 def test_fsdp2_has_a_graph_if_it_is_asked_for() -> None:
     assert decided("fsdp2", performance={"cuda_graph": True}).fast.cuda_graph
     assert "with FSDP2" in why(decided("fsdp2"), "cuda_graph")
+
+
+def test_muon_has_a_graph_if_it_is_asked_for() -> None:
+    muon = {"name": "muon"}
+    assert decided(optim=muon, performance={"cuda_graph": True}).fast.cuda_graph
+    assert "with Muon" in why(decided(optim=muon), "cuda_graph")
 
 
 @pytest.mark.parametrize(

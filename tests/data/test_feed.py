@@ -11,7 +11,8 @@ from vitscale.data.feed import Job, Reader, Stager, _in_thread, read_ahead
 
 
 def jobs(count: int) -> list[Job]:
-    return [Job(np.array([n]), np.zeros((1, 3), np.float32), np.zeros(1, np.uint64)) for n in range(count)]
+    place, codes, seeds = np.zeros((1, 3), np.float32), np.zeros((1, 0), np.int64), np.zeros(1, np.uint64)
+    return [Job(np.array([n]), place, codes, seeds) for n in range(count)]
 
 
 def numbers(job: Job) -> torch.Tensor:

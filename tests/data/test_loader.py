@@ -1,6 +1,7 @@
 """The loaders' promise: what a sample looks like depends on the seed, the window and its position, and nothing else."""
 
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from vitscale.errors import ConfigError, DataError
 IMAGES = memory_images(45)
 FULL = {"flip": True, "crop_padding": 2, "mixup": 0.8, "cutmix": 1.0}
 PER_SAMPLE = {**FULL, "randaugment": 2, "random_erasing": 0.5}
+ERASED = {"flip": True, "crop_padding": 2, "random_erasing": 0.5}
+IN_WORKERS = {**PER_SAMPLE, "augment_on": "workers"}
 
 
 def real(update: UpdateBatch, name: str) -> list[torch.Tensor]:
@@ -30,7 +33,9 @@ def gather(loaders: list[TrainLoader], start: int, stop: int, name: str) -> list
     ]
 
 
-@pytest.mark.parametrize("data", [{}, FULL, {**PER_SAMPLE, "workers": 0}, {**FULL, "augment_on": "workers"}])
+@pytest.mark.parametrize(
+    "data", [{}, FULL, PER_SAMPLE, {**IN_WORKERS, "workers": 0}, {**FULL, "augment_on": "workers"}]
+)
 @pytest.mark.parametrize(("world_size", "micro", "accum"), [(1, 2, 8), (1, 8, 2), (2, 4, 2), (4, 4, 1), (4, 2, 2)])
 def test_samples_do_not_depend_on_the_layout(data: dict[str, Any], world_size: int, micro: int, accum: int) -> None:
     config = run_config(**data)
@@ -78,7 +83,7 @@ def test_shares_change_between_two_windows() -> None:
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("data", [FULL, PER_SAMPLE])
+@pytest.mark.parametrize("data", [FULL, PER_SAMPLE, IN_WORKERS])
 def test_any_window_can_be_restarted(data: dict[str, Any]) -> None:
     loader = train_loader(IMAGES, run_config(**data), micro=8, num_draws=2)
     whole = list(loader.iterate(0, 14))
@@ -162,6 +167,36 @@ def test_device_and_workers_give_files_the_same_images() -> None:
         for where in ("device", "workers")
     ]
     assert torch.equal(*images)
+
+
+def test_device_and_workers_augment_alike() -> None:
+    """One RandAugment operation differs by one of 255 levels at most, where a value lies on the edge of rounding."""
+    lazy = LazyImages(memory_images(64, 10, 14))
+    device, workers = (
+        next(train_loader(lazy, run_config(**data, randaugment=1), micro=64, img_size=12).iterate(0, 1))
+        for data in ({**ERASED, "augment_on": "device"}, {**ERASED, "augment_on": "workers"})
+    )
+    one, other = device.micro_batches[0].images, workers.micro_batches[0].images
+    assert (one - other).abs().max() < 1.01 / 255 / 0.25
+    assert ((one - other).abs() > 1e-5).float().mean() < 0.03
+    assert torch.equal(one == 0, other == 0)
+
+
+@pytest.mark.parametrize("augment_on", ["device", "workers"])
+def test_randaugment_and_erasing_are_applied(augment_on: str) -> None:
+    def images(**data: Any) -> torch.Tensor:
+        loader = train_loader(IMAGES, run_config(augment_on=augment_on, **data), micro=40)
+        return next(loader.iterate(0, 1)).micro_batches[0].images
+
+    plain = images()
+    changed = (images(randaugment=1) != plain).flatten(1).any(1).float().mean()
+    assert 0.6 < changed < 1  # 13 of 14 operations, some of them without effect on some images
+    assert not torch.equal(images(randaugment=1), images(randaugment=1, randaugment_magnitude=20))
+    erased = images(random_erasing=0.5)
+    holes = (erased != plain).any(1, keepdim=True).expand_as(erased)
+    assert 0.3 < holes.flatten(1).any(1).float().mean() < 0.7
+    assert (erased[holes] == 0).all()
+    assert torch.equal(erased[~holes], plain[~holes])
 
 
 def test_global_random_state_is_untouched() -> None:
@@ -296,3 +331,41 @@ def test_a_set_on_the_device_gives_the_same_updates(monkeypatch: pytest.MonkeyPa
     assert resident._resident is IMAGES.pixels
     for one, two in zip(gather([resident], 1, 4, "images"), expected, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+def test_an_evaluation_set_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitscale.data import loader as loader_module
+
+    reads = []
+    options: dict[str, Any] = {"micro_batch_size": 8, "img_size": 8, "mean": (0.5,) * 3, "std": (0.25,) * 3}
+
+    def passes(loader: EvalLoader) -> list[list[MicroBatch]]:
+        read = loader._reader
+        monkeypatch.setattr(loader, "_reader", lambda job: reads.append(1) or read(job))
+        next(iter(loader))  # given up, as a run that is stopped does
+        return [list(loader) for _ in range(3)]
+
+    plain = passes(EvalLoader(IMAGES, run_config(), **options))
+    assert len(reads) == 1 + 3 * 6
+    monkeypatch.setattr(loader_module, "may_stay", lambda pixels, device: True)
+    kept = passes(EvalLoader(IMAGES, run_config(), **options))
+    assert len(reads) == 1 + 3 * 6 + 1 + 6
+    for one, two in zip(chain(*kept), chain(*plain), strict=True):
+        assert torch.equal(one.images, two.images)
+        assert torch.equal(one.targets, two.targets)
+        assert torch.equal(one.weights, two.weights)
+
+
+def test_new_shares_also_hold_for_a_split_that_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitscale.data import loader as loader_module
+
+    monkeypatch.setattr(loader_module, "may_stay", lambda pixels, device: True)
+    options: dict[str, Any] = {"micro_batch_size": 4, "img_size": 8, "mean": (0.0,) * 3, "std": (1 / 255,) * 3}
+    loaders = [EvalLoader(IMAGES, run_config(), rank=rank, world_size=2, **options) for rank in range(2)]
+    for shares, sizes in (((1, 1), [4, 4]), ((3, 1), [6, 2])):
+        for loader in loaders:
+            loader.rebalance(shares)
+        batches = [list(loader) for loader in loaders]
+        assert [len(part[0].weights) for part in batches] == sizes
+        rows = torch.cat([batch.images[batch.weights > 0] for part in batches for batch in part])
+        assert torch.equal(rows.round().to(torch.uint8), IMAGES.pixels)

@@ -37,6 +37,7 @@ from engine_making import (
     run_updates,
     true_gradient,
 )
+from engine_speed import compiled, quiet
 from safetensors.torch import save_file
 
 from vitscale.distributed import StopRequest, World, joined
@@ -223,6 +224,11 @@ def _resumed(bench: Bench, name: str, sections: dict[str, Any]) -> Figures:
     return {"went_on": went_on, "loaded": loaded, "update": update}
 
 
+def resumed_bf16(bench: Bench) -> Figures:
+    """AdamW on fp32 masters: what bf16 weights do not say must be in the checkpoint too."""
+    return _resumed(bench, "resumed_bf16", {"precision": BF16, "optim": {"lr": 1e-2, "clip_grad": 0.1}})
+
+
 def freezing_bf16(bench: Bench) -> Figures:
     """What frozen weights become in a checkpoint, also after an evaluation."""
     engine = bench.engine(precision=BF16, **FREEZING)
@@ -407,7 +413,8 @@ CHECKS = {
     check.__name__: check
     for check in (
         ema, ema_bf16, masters, clipping, checkpointing, groups, freezing, freezing_bf16, lamb, muon, dropout, autocast,
-        fp16, momentum, changed, other_layout, counting, world, stopping,
+        fp16, momentum, changed, other_layout, counting, world, stopping, quiet, compiled,
+        resumed_bf16,
     )
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ never stopped. At another layout the gathered state is bit-equal, the order of s
 """
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,13 @@ ENGINES = {
 def config(parallel: dict[str, Any], **changes: Any) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "model": {
-            "name": "vit_tiny_patch16_224", "img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 10,
-            "embed_dim": 64, "depth": 2, "num_heads": 4, "global_pool": "avg", "drop_path": 0.1,
+            "name": "vit_tiny_patch16_224", "img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 10,
+            "embed_dim": 64, "depth": 2, "num_heads": 4, "global_pool": "avg", "drop_path": 0.1, "stem": "conv",
         },
-        "data": {"train_limit": 150, "val_limit": 40, "flip": True, "crop_padding": 1, "mixup": 0.5},
+        "data": {
+            "train_limit": 150, "val_limit": 40, "flip": True, "crop_padding": 1, "mixup": 0.5, "randaugment": 1,
+            "random_erasing": 0.25,
+        },
         "optim": {"lr": 1e-3, "schedule": "constant", "clip_grad": 1.0, "warmup_updates": 5, "ema_decay": 0.9},
         "parallel": parallel,
         "train": {"global_batch_size": 32, "grad_accum_steps": 2, "max_updates": TOTAL},
@@ -52,7 +56,8 @@ def config(parallel: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def group(folder: Path, nproc: int, **sessions: dict[str, Any]) -> Outcome:
     """Run sessions one after the other in one process group; each leaves its files in `folder`."""
-    job = Job("group", "resume_worker", {"sessions": sessions}, nproc, timeout_s=300, env={"PYTHONPATH": str(HERE)})
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    job = Job("group", "resume_worker", {"sessions": sessions}, nproc, timeout_s=300, env={"PYTHONPATH": path})
     return run_job(job, folder)
 
 

@@ -1,5 +1,7 @@
 """Memory in closed form against what autograd keeps and against the ZeRO paper's figures."""
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
@@ -7,6 +9,7 @@ import torch
 from vitscale.config.run import ModelConfig
 from vitscale.estimate.memory import activation_bytes, model_state
 from vitscale.estimate.vit import shape_of
+from vitscale.models.build import build_model
 
 
 def kept_bytes(model: torch.nn.Module, images: torch.Tensor, compute: torch.dtype) -> int:
@@ -43,6 +46,21 @@ def test_activations_are_what_autograd_keeps(compute, params, checkpointing):
         estimate -= block - activation_bytes(one, 8, compute=compute, params=params)
     measured = kept_bytes(model, torch.randn(8, 3, 64, 64, dtype=dtypes[params]), dtypes[compute])
     assert estimate == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("compute", "params"), [("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32")], ids=["fp32", "bf16", "autocast"]
+)
+def test_activations_of_a_convolutional_stem(compute, params):
+    """At a depth of 1, where the stem is no small part."""
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    config = ModelConfig(img_size=64, patch_size=8, embed_dim=96, depth=1, num_heads=3, stem="conv")
+    model = build_model(config, 10, seed=0).to(dtypes[params])
+    shape = shape_of(config, 10)
+    estimate = activation_bytes(shape, 8, compute=compute, params=params)
+    measured = kept_bytes(model, torch.randn(8, 3, 64, 64, dtype=dtypes[params]), dtypes[compute])
+    assert estimate == pytest.approx(measured, rel=0.05)
+    assert activation_bytes(replace(shape, stem="patch"), 8, compute=compute, params=params) < 0.85 * measured
 
 
 def test_activations_of_odd_blocks_are_not_guessed():

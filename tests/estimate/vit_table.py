@@ -59,7 +59,7 @@ def _row(name: str) -> dict[str, Any] | None:
     model, arguments = build(name, first_block_only=True)
     if type(model) is not VisionTransformer or type(model.patch_embed) is not PatchEmbed:
         return None
-    shape = {field.name: arguments[field.name] for field in fields(ViTShape) if field.name != "standard"}
+    shape = {field.name: arguments[field.name] for field in fields(ViTShape) if field.name not in ("standard", "stem")}
     shape |= {"img_size": _edge(shape["img_size"]), "standard": _is_standard(model), "num_classes": 1000}
     defaults = asdict(ViTShape())
     return {key: value for key, value in shape.items() if value != defaults[key]}

@@ -42,11 +42,38 @@ def test_a_gpu_gets_the_images_of_the_cpu(data: dict[str, Any]) -> None:
             updates[name].append(update)
         evaluated = [batch.images.cpu() for batch in EvalLoader(splits.val, config, micro_batch_size=16, **options)]
         updates[name + " eval"] = evaluated
+    # Two operations of RandAugment can make more than a level of a value that lies on the edge of rounding.
+    odd = 0.01 if "randaugment" in data else 0.0
     for on_cpu, on_gpu in zip(updates["cpu"], updates["cuda"], strict=True):
         for a, b in zip(on_cpu.micro_batches, on_gpu.micro_batches, strict=True):
             assert b.images.device.type == "cuda"
-            assert (a.images - b.images.cpu()).abs().max() < 1e-4
+            assert ((a.images - b.images.cpu()).abs() > 1e-4).float().mean() <= odd
             for field in ("targets", "weights", "draws"):
                 assert torch.equal(getattr(a, field), getattr(b, field).cpu())
     for a, b in zip(updates["cpu eval"], updates["cuda eval"], strict=True):
         assert (a - b).abs().max() < 1e-4
+
+
+def test_augmenting_on_the_gpu_never_waits_for_it() -> None:
+    source = {"source": "synthetic", "synthetic_size": 256, **AUGMENT, "randaugment": 2, "random_erasing": 0.25}
+    config = RunConfig.model_validate({"data": source, "train": {"epochs": 1}})
+    splits = open_splits(config.data, img_size=32, in_chans=3)
+    options: dict[str, Any] = {"img_size": 32, "mean": splits.mean, "std": splits.std, "device": torch.device("cuda")}
+    loader = TrainLoader(splits.train, config, BatchTriple(64, 1, 64), num_classes=10, num_draws=4, **options)
+    updates = loader.iterate(0, 8)
+    next(updates)  # makes RandAugment's table
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert len(list(updates)) == 7
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_an_evaluation_set_stays_on_the_gpu() -> None:
+    config = RunConfig.model_validate({"data": {"source": "synthetic", "synthetic_size": 256}, "train": {"epochs": 1}})
+    splits = open_splits(config.data, img_size=32, in_chans=3)
+    options: dict[str, Any] = {"img_size": 32, "mean": splits.mean, "std": splits.std, "device": torch.device("cuda")}
+    loader = EvalLoader(splits.val, config, micro_batch_size=48, pad_to_micro_batch=True, **options)
+    first = [batch.images.clone() for batch in loader]
+    assert loader._kept is not None
+    assert all(torch.equal(a, b.images) for a, b in zip(first, loader, strict=True))

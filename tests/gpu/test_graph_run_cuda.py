@@ -33,6 +33,27 @@ def top1(rows: list[dict[str, Any]]) -> list[float]:
     return [row["top1"] for row in rows if row["kind"] == "eval"]
 
 
+def test_the_speedruns_parts_go_into_a_graph(tmp_path: Path) -> None:
+    """Convolutional stem, drop path, RandAugment, erasing and mixing, with AdamW and with Muon, compiled, in bf16."""
+    ways = ("model.stem=conv", "model.patch_size=4", "model.drop_path=0.1", "precision.compute=bf16")
+    ways += (
+        "data.randaugment=2",
+        "data.random_erasing=0.25",
+        "data.mixup=0.8",
+        "data.cutmix=1.0",
+        "data.drop_last=true",
+    )
+    ways += ("performance.compile=true", "optim.clip_grad=1.0", "optim.ema_decay=0.9", "eval.use_ema=true")
+    for optimizer in ("adamw", "muon"):
+        name = f"optim.name={optimizer}"
+        plain = train(tmp_path / f"{optimizer}-plain", 60, *ways, name, "performance.cuda_graph=false")
+        graphed = train(tmp_path / f"{optimizer}-graphed", 60, *ways, name, "performance.cuda_graph=true")
+        assert losses(graphed) == pytest.approx(losses(plain), rel=3e-2)  # bf16, and Muon's products in bf16 as well
+        assert losses(graphed)[:5] == pytest.approx(losses(plain)[:5], rel=5e-3)
+        assert top1(graphed)[-1] == pytest.approx(top1(plain)[-1], abs=0.1)
+        assert losses(graphed) != losses(graphed)[:1] * 60
+
+
 @pytest.mark.parametrize("engine", ["single", "ddp", "fsdp2"])
 def test_a_run_under_a_graph_learns_the_same_and_resumes(tmp_path: Path, engine: str) -> None:
     """90 updates pass the end of an epoch twice, where an update is shorter and cannot be replayed."""

@@ -18,6 +18,7 @@ ANSWER = {
     "mps": False,
     "rocm": False,
     "torch_cuda": "13.0",
+    "float8": True,
 }
 CHILD = 'import pathlib; open({calls!r}, "a").write("x"); print("a library says hello"); print({answer!r})'
 
@@ -46,7 +47,7 @@ def test_asked_once_then_cached_until_the_visible_devices_change(
 ) -> None:
     assert probe.cached_device_facts() is None
     facts = probe.device_facts()
-    assert (facts.cuda_devices, facts.cuda_names, facts.bf16) == (2, ("A", "A"), True)
+    assert (facts.cuda_devices, facts.cuda_names, facts.bf16, facts.float8) == (2, ("A", "A"), True, True)
     assert probe.device_facts() == facts == probe.cached_device_facts()
     assert machine.read_text() == "x"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -60,6 +61,14 @@ def test_a_damaged_cache_is_asked_again(machine: Path, tmp_path: Path) -> None:
     (cached,) = (tmp_path / "cache" / "vitscale").iterdir()
     cached.write_text('{"cuda_devices": 2}')
     assert probe.device_facts().cuda_devices == 2
+    assert machine.read_text() == "xx"
+
+
+def test_an_answer_from_before_float8_was_asked_for_is_asked_again(machine: Path, tmp_path: Path) -> None:
+    probe.device_facts()
+    (cached,) = (tmp_path / "cache" / "vitscale").iterdir()
+    cached.write_text(json.dumps({name: value for name, value in ANSWER.items() if name != "float8"}))
+    assert probe.device_facts().float8
     assert machine.read_text() == "xx"
 
 

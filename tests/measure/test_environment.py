@@ -55,6 +55,16 @@ def test_bf16_is_native_from_capability_8(monkeypatch: pytest.MonkeyPatch, major
     assert environment.device_facts()["bf16"] == (expected == "native")
 
 
+@pytest.mark.parametrize(("capability", "expected"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True)])
+def test_float8_begins_with_ada(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: bool) -> None:
+    major, minor = capability
+    properties = SimpleNamespace(name="X", total_memory=8, major=major, minor=minor, multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert environment.device_facts()["float8"] is expected
+
+
 def test_a_source_tree_has_a_commit_and_another_folder_has_none(tmp_path: Path) -> None:
     folder = tmp_path / "vitscale" / "measure"
     folder.mkdir(parents=True)

@@ -99,3 +99,19 @@ def test_damaged_or_pickled_files_are_refused(file: Path, tmp_path: Path) -> Non
     torch.save({"head.bias": torch.zeros(10)}, tmp_path / "model.pth")
     with pytest.raises(ModelError, match="pickle-based files can run code"):
         load(tmp_path / "model.pth")
+
+
+def test_a_convolutional_stem_takes_other_channels_but_no_patches(
+    source: dict[str, torch.Tensor], file: Path, tmp_path: Path
+) -> None:
+    conv = tmp_path / "conv.safetensors"
+    stem = build_model(ModelConfig(**SMALL, kwargs=REGISTERS, stem="conv"), 10, seed=7).state_dict()
+    save_file(stem, conv)
+    name = "patch_embed.backbone.0.conv.weight"
+    assert torch.equal(load(conv, stem="conv")[name], stem[name])
+    grey = load(conv, stem="conv", in_chans=1)[name]
+    torch.testing.assert_close(grey, stem[name].sum(dim=1, keepdim=True))
+    with pytest.raises(ModelError, match=r"lacks patch_embed\.backbone"):
+        load(file, stem="conv")
+    with pytest.raises(ModelError, match=r"has patch_embed\.backbone|lacks patch_embed\.proj"):
+        load(conv)

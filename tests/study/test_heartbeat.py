@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vitscale.study.heartbeat import ASIDE, Hang, HangWatch, Heartbeat, read_beat
+from vitscale.study.heartbeat import ASIDE, Hang, HangWatch, Heartbeat, clear_beats, read_beat
 
 
 class Clock:
@@ -180,6 +180,7 @@ def test_an_old_runs_beats_are_forgotten(tmp_path: Path) -> None:
     old = Heartbeat(tmp_path, 0)
     for _ in range(9):
         old.beat()
+    clear_beats(tmp_path)
     watch = HangWatch(tmp_path, 1)
     assert read_beat(tmp_path, 0) is None
     assert watch.poll() is None

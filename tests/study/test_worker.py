@@ -15,8 +15,8 @@ from vitscale.config.load import build_config
 from vitscale.data.sources import VAL_IS_TEST
 from vitscale.engine.graph import DDP_WARMUP
 from vitscale.phases import NullRecorder
-from vitscale.study.heartbeat import Beat, Heartbeat, read_beat
-from vitscale.study.worker import Collector, Watched, memory_limited, warm_up
+from vitscale.study.heartbeat import Beat, Heartbeat, Watched, read_beat
+from vitscale.study.worker import Collector, memory_limited, warm_up
 
 
 def train_row(

@@ -18,7 +18,7 @@ from vitscale.results.rates import pace
 from vitscale.results.record import Record
 
 _ENGINES = {"single", "ddp", "fsdp2", "deepspeed"}
-_PRECISIONS = {"fp8", "fp16", "bf16", "tf32", "fp32", "fp64"}
+_PRECISIONS = {"float8", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64"}
 REFERENCE = "single"  # the engine that the proof compares the others with
 _DRIFT = 0.02
 _MIN_ORDERED = 8

@@ -67,6 +67,8 @@ class Case:
 def spec_of(config: RunConfig, decisions: Decisions, num_classes: int) -> Spec:
     """The work that a config names, for loops that know nothing of configs."""
     model = config.model
+    if model.stem != "patch":
+        raise ConfigError("model.stem=conv is not what the peers of vitscale bench build; set model.stem=patch")
     size, _ = check_resolution(model)
     shape: dict[str, Any] = {"patch_size": model.patch_size, "embed_dim": model.embed_dim, "depth": model.depth}
     shape |= {"num_heads": model.num_heads, "global_pool": model.global_pool}
@@ -82,6 +84,9 @@ def cases(config: RunConfig, world_size: int, device_type: str, only: Sequence[s
     """
     peers = list(_peers(config, world_size, device_type))
     triples = dict.fromkeys(row.precision for row in peers)
+    if config.precision.compute == "float8":  # no peer brings this one
+        own = decide(config, world_size=world_size).precision
+        triples[own.compute, own.params, own.reduce] = None
     ours = [_ours(config, triple, world_size, device_type) for triple in triples]
     rows = [*ours, *_our_engines(config, world_size, device_type), *peers]
     kept = [row for row in rows if not only or any(word.lower() in row.title.lower() for word in only)]
@@ -91,7 +96,7 @@ def cases(config: RunConfig, world_size: int, device_type: str, only: Sequence[s
 
 
 def _peers(config: RunConfig, world_size: int, device_type: str) -> Iterator[Case]:
-    low = config.precision.compute == "bf16"
+    low = config.precision.compute in ("bf16", "float8")
     simple = AUTOCAST if low else FP32
     compiled = (False, True) if device_type == "cuda" else (False,)  # compile gives nothing on a few cores
     for compile_ in compiled:
@@ -121,7 +126,7 @@ def _ours(config: RunConfig, triple: tuple[str, str, str], world_size: int, devi
 
 def _our_engines(config: RunConfig, world_size: int, device_type: str) -> Iterator[Case]:
     """Our other engines, in the triple that DeepSpeed trains in."""
-    triple = MASTERS if config.precision.compute == "bf16" else FP32
+    triple = MASTERS if config.precision.compute in ("bf16", "float8") else FP32
     for engine, stage in (("fsdp2", 0), *(("deepspeed", stage) for stage in range(4))):
         if (engine, stage) == (config.parallel.engine, config.parallel.zero_stage):
             continue

@@ -23,8 +23,7 @@ from vitscale.measure.environment import describe
 from vitscale.measure.meter import Meter
 from vitscale.phases import Recorder
 from vitscale.study.case import load_payload, save_result
-from vitscale.study.heartbeat import Heartbeat
-from vitscale.study.worker import Watched
+from vitscale.study.heartbeat import Heartbeat, Watched
 
 
 def run_row(folder: Path) -> int:

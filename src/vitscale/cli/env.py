@@ -68,6 +68,6 @@ def _device(device: dict[str, Any]) -> str:
     known = find_device(device["name"])
     if known is None:
         return f"{text}, peak FLOP/s unknown"
-    kinds = ("fp32", "tf32", "bf16", "fp16")
+    kinds = ("fp32", "tf32", "bf16", "fp16", "float8")
     peaks = [f"{kind} {peak / 1e12:g}" for kind in kinds if (peak := known.peak_flops(kind)) is not None]
     return f"{text}, peak TFLOP/s: {', '.join(peaks)} ({known.source})"

@@ -16,7 +16,8 @@ from vitscale.config.decide import Decisions, decide
 from vitscale.config.load import load_config
 from vitscale.config.run import RunConfig
 from vitscale.errors import ConfigError, DataError, DeviceError, ModelError
-from vitscale.estimate.vit import check_resolution
+from vitscale.estimate.vit import check_resolution, shape_of
+from vitscale.hardware import FLOAT8_MULTIPLE
 from vitscale.launch.detect import OuterLaunch
 from vitscale.launch.probe import NO_DEVICES, DeviceFacts, device_facts
 from vitscale.observers.build import check_observers
@@ -143,8 +144,22 @@ def _check_enough_devices(facts: DeviceFacts, processes: int) -> None:
 def _check_precision(config: RunConfig, facts: DeviceFacts) -> tuple[str, ...]:
     """facts.bf16 means capability 8.0 or more, which is also where tf32 begins."""
     compute, name = config.precision.compute, facts.cuda_names[0]
+    if compute == "float8":
+        _check_float8(config, facts, name)
     if facts.bf16 or compute in ("fp32", "fp16"):
         return ()
     if compute == "tf32":
         raise DeviceError(f"precision.compute=tf32 is not possible on a {name}; use fp32 or fp16")
     return (f"a {name} only emulates bf16; precision.compute=fp16 is faster there",)
+
+
+def _check_float8(config: RunConfig, facts: DeviceFacts, name: str) -> None:
+    if not facts.float8:
+        raise DeviceError(f"precision.compute=float8 is not possible on a {name}, only since Ada and Hopper; use bf16")
+    if find_spec("torchao") is None:
+        raise ConfigError("precision.compute=float8 needs a package: pip install vitscale[float8]")
+    width = shape_of(config.model).embed_dim
+    if width % FLOAT8_MULTIPLE:
+        raise ConfigError(
+            f"model.embed_dim={width} is not divisible by {FLOAT8_MULTIPLE}, which precision.compute=float8 needs"
+        )

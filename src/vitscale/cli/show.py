@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from vitscale.config.decide import Decisions
+    from vitscale.config.performance import Reason
     from vitscale.config.run import RunConfig
 
 
@@ -58,11 +59,20 @@ def _deepspeed_settings(config: RunConfig, decisions: Decisions) -> dict[str, An
     return deepspeed_settings(config, decisions)
 
 
+def _reasons(config: RunConfig, decisions: Decisions) -> tuple[Reason, ...]:
+    """What was decided, and which of DeepSpeed's own defaults were changed."""
+    if decisions.engine != "deepspeed":
+        return decisions.reasons
+    from vitscale.engine.deepspeed.settings import deepspeed_reasons
+
+    return (*decisions.reasons, *deepspeed_reasons(config, decisions))
+
+
 def _as_json(config: RunConfig, decisions: Decisions, settings: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "config": config.model_dump(mode="json"),
         "nproc": decisions.world_size,
-        "decisions": [reason._asdict() for reason in decisions.reasons],
+        "decisions": [reason._asdict() for reason in _reasons(config, decisions)],
         "sizes": dict(_sizes(config)),
         "deepspeed_json": settings,
     }
@@ -73,7 +83,7 @@ def _as_yaml(config: RunConfig, decisions: Decisions, settings: dict[str, Any] |
 
     processes = f"{decisions.world_size} process" + ("es" if decisions.world_size > 1 else "")
     comments = [f"decided for {processes}:"]
-    comments += [f"  {reason.key} = {reason.value}  ({reason.why})" for reason in decisions.reasons]
+    comments += [f"  {reason.key} = {reason.value}  ({reason.why})" for reason in _reasons(config, decisions)]
     sizes = ((name, "n/a" if value is None else f"{value:,}") for name, value in _sizes(config))
     comments += ["the model:", *(f"  {name} = {value}" for name, value in sizes)]
     comments += [_devices(), "data: not opened here; classes and images are checked by train"]

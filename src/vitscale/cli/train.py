@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from vitscale.cli.preflight import Plan
     from vitscale.errors import VitscaleError
     from vitscale.launch.detect import OuterLaunch
-    from vitscale.launch.outcome import GroupOutcome
 
 
 def train(
@@ -39,6 +38,19 @@ def train(
     device: Annotated[
         str | None, typer.Option("--device", metavar="cpu|cuda", help="Default: CUDA where there is a GPU, else cpu.")
     ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option("--restarts", min=0, help="How often to go on from the last checkpoint when a rank died or hung."),
+    ] = 0,
+    hang_limit: Annotated[
+        float,
+        typer.Option(
+            "--hang-limit",
+            min=1.0,
+            metavar="SECONDS",
+            help="A rank hangs that made no update for so long, and for ten times its median update.",
+        ),
+    ] = 30.0,
 ) -> int:
     """Train a Vision Transformer; the same command with the same --out resumes.
 
@@ -47,19 +59,28 @@ def train(
     Ctrl-C at once with 130. Inside torchrun, deepspeed, mpirun or srun the ranks
     are joined: leave --nproc out and give --out.
 
+    A rank that dies or hangs ends the run, with its name; --restarts goes on by
+    itself from the last checkpoint.
+
     Examples:
 
       vitscale train digits
       vitscale train digits --nproc 2 parallel.engine=fsdp2 --out runs/a
       vitscale train cifar10-vit-b16 data.root=/data/cifar optim.lr=3e-4 --dry-run
       vitscale train digits -n 2 parallel.engine=deepspeed parallel.zero_stage=2
+      vitscale train cifar10-vit-b16 data.root=/data/cifar -n 8 --restarts 3 -o runs/c
       torchrun --nproc-per-node 8 --no-python vitscale train digits -o runs/b
     """
     from vitscale.cli.preflight import prepare
-    from vitscale.errors import DeviceError, VitscaleError
+    from vitscale.errors import ConfigError, DeviceError, VitscaleError
     from vitscale.launch.detect import detect
 
     outer = detect(os.environ)
+    if outer is not None and restarts:
+        raise ConfigError(
+            f"--restarts inside {outer.launcher}, which starts the ranks: let it start them again (torchrun "
+            "--max-restarts, Slurm's requeue), and leave --restarts out; the run goes on from its last checkpoint"
+        )
     try:
         plan = prepare(config, overrides or [], nproc, out, outer, fresh=fresh, ds_config=ds_config, device=device)
     except VitscaleError as error:
@@ -74,7 +95,7 @@ def train(
             typer.echo(f"note: {note}")
     with tempfile.TemporaryDirectory(prefix="vitscale-") as folder:
         try:
-            code = _train(plan, Path(folder), outer, fresh=fresh)
+            code = _train(plan, Path(folder), outer, fresh=fresh, restarts=restarts, hang_s=hang_limit)
         except KeyboardInterrupt:
             raise _interrupted(plan.out) from None
     if code == 0 and (outer is None or outer.rank == 0):
@@ -82,14 +103,15 @@ def train(
     return code
 
 
-def _train(plan: Plan, folder: Path, outer: OuterLaunch | None, *, fresh: bool) -> int:
+def _train(plan: Plan, folder: Path, outer: OuterLaunch | None, *, fresh: bool, restarts: int, hang_s: float) -> int:
+    from vitscale.cli.train_group import train_in_group
     from vitscale.config.load import dump_config
 
+    if outer is None and (plan.decisions.world_size > 1 or restarts):
+        return train_in_group(plan, folder, fresh=fresh, restarts=restarts, hang_s=hang_s)
     config_file = folder / "config.yaml"
     config_file.write_text(dump_config(plan.config))
-    if outer is not None or plan.decisions.world_size == 1:
-        return _train_here(plan, config_file, outer, fresh=fresh)
-    return _train_in_group(plan, config_file, folder / "ranks", fresh=fresh)
+    return _train_here(plan, config_file, outer, fresh=fresh, hang_s=hang_s)
 
 
 def _interrupted(out: Path) -> VitscaleError:
@@ -105,7 +127,7 @@ def _interrupted(out: Path) -> VitscaleError:
     )
 
 
-def _train_here(plan: Plan, config_file: Path, outer: OuterLaunch | None, *, fresh: bool) -> int:
+def _train_here(plan: Plan, config_file: Path, outer: OuterLaunch | None, *, fresh: bool, hang_s: float) -> int:
     from vitscale.launch.child import watch_launcher
     from vitscale.launch.detect import adopt
     from vitscale.launch.failure import as_named
@@ -114,10 +136,14 @@ def _train_here(plan: Plan, config_file: Path, outer: OuterLaunch | None, *, fre
         adopt(outer, os.environ)
         watch_launcher()
     signal.signal(signal.SIGTERM, _stop)  # until the trainer takes over, and after it
+    from vitscale.phases import NULL
     from vitscale.run import train_from_file
+    from vitscale.study.rank import watched_host
 
+    watching = nullcontext(NULL) if outer is None else watched_host(outer, hang_s)
     try:
-        return train_from_file(config_file, plan.out, fresh=fresh, device=plan.device)
+        with watching as recorder:
+            return train_from_file(config_file, plan.out, fresh=fresh, device=plan.device, recorder=recorder)
     except Exception as error:
         named = as_named(error)
         if named is None or named is error:
@@ -129,39 +155,6 @@ def _stop(*_: object) -> None:
     from vitscale.errors import Stopped
 
     raise Stopped("stopped by SIGTERM while no update was running; run the same command again to go on")
-
-
-def _train_in_group(plan: Plan, config_file: Path, log_dir: Path, *, fresh: bool) -> int:
-    from vitscale.launch.local import start_group
-
-    args = ["--config", str(config_file), "--out", str(plan.out), "--device", plan.device]
-    args += ["--fresh"] if fresh else []
-    nproc = plan.decisions.world_size
-    with start_group("vitscale.run", args, nproc, log_dir=log_dir, show_output_of_rank0=True) as group:
-        group.wait()
-        outcome = group.outcome()
-    if outcome.sentence is None:
-        return outcome.exit_code
-    _show_tail(outcome)
-    raise _error_of(outcome)
-
-
-def _show_tail(outcome: GroupOutcome) -> None:
-    """Show the last lines of a rank other than 0, whose stderr nobody has seen."""
-    from vitscale.errors import EXIT_RUN_FAILED
-
-    if outcome.exit_code == EXIT_RUN_FAILED and outcome.rank and outcome.stderr_tail:
-        print(f"rank {outcome.rank}'s last lines:\n{outcome.stderr_tail}", file=sys.stderr)
-
-
-def _error_of(outcome: GroupOutcome) -> BaseException:
-    from vitscale.errors import EXIT_INTERRUPTED, VitscaleError
-
-    if outcome.exit_code == EXIT_INTERRUPTED:
-        return KeyboardInterrupt()
-    error = VitscaleError(outcome.sentence)
-    error.exit_code = outcome.exit_code
-    return error
 
 
 def _dry_run(plan: Plan) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from vitscale.config.run import DataConfig
 from vitscale.errors import ConfigError
 
-_PER_IMAGE = ("randaugment", "random_erasing", "random_resized_crop")
+_PER_IMAGE = ("random_resized_crop",)
 
 
 def per_image_transforms(data: DataConfig) -> list[str]:

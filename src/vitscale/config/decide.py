@@ -32,6 +32,8 @@ class Precision(NamedTuple):
         """What people call this triple."""
         if self.compute in ("fp32", "tf32"):
             return self.compute
+        if self.compute == "float8":
+            return "float8 layers over bf16 weights with fp32 masters"
         if self.params == "fp32":
             return f"{self.compute} autocast over fp32 weights"
         return f"{self.params} weights with fp32 masters"
@@ -70,6 +72,11 @@ class Pair(NamedTuple):
 
 
 _OK = Pair(True, True)
+_FLOAT8 = (
+    "while training, the blocks' linear layers multiply in float8: e4m3 inputs and weights, e5m2 gradients, one scale "
+    "per tensor, found at each use; embedding, norms, attention and head stay bf16, evaluation and export too; meant "
+    "for ViT-L and larger with performance.compile: elsewhere the casts can cost more than the products gain"
+)
 
 
 def optimizer_pair(optimizer: str, engine: str, zero_stage: int) -> Pair:
@@ -115,6 +122,7 @@ def decide(config: RunConfig, *, world_size: int, device_type: str | None = None
         Reason("parallel.engine", engine + (f" zero_stage {stage}" if engine == "deepspeed" else ""), why_engine),
         *_batch_reasons(config, batch, world_size),
         Reason("precision", "/".join(precision), precision.meaning),
+        *([Reason("precision.compute", "float8", _FLOAT8)] if precision.compute == "float8" else []),
         *why_fast,
         *why_shares,
         _data_reason(config),
@@ -172,7 +180,9 @@ def _data_reason(config: RunConfig) -> Reason:
 def _precision(config: RunConfig, engine: str) -> Precision:
     asked = config.precision
     compute = asked.compute
-    default = {"bf16": "bf16", "fp16": "fp16" if engine == "deepspeed" else "fp32"}.get(compute, "fp32")
+    default = {"bf16": "bf16", "float8": "bf16", "fp16": "fp16" if engine == "deepspeed" else "fp32"}.get(
+        compute, "fp32"
+    )
     params = asked.params or default
     reduce = asked.reduce or params
     triple = Precision(compute, params, reduce)
@@ -187,7 +197,11 @@ def _precision(config: RunConfig, engine: str) -> Precision:
 
 def _precision_problem(triple: Precision, engine: str) -> str | None:
     compute, params, reduce = triple
-    if params != "fp32" and params != compute:
+    if compute == "float8" and engine == "deepspeed":
+        return "float8 layers have not been proved under DeepSpeed's own casts; use single, ddp or fsdp2"
+    if compute == "float8" and params != "bf16":
+        return "float8 layers cast bf16 weights; leave precision.params unset"
+    if params != "fp32" and params != compute and compute != "float8":
         return f"weights in {params} need precision.compute={params}"
     if params == "fp16" and engine != "deepspeed":
         return "fp16 weights are DeepSpeed's way; leave precision.params at fp32"
@@ -205,6 +219,10 @@ def _check_device(precision: Precision, engine: str, device_type: str | None) ->
         return
     if precision.compute == "tf32":
         raise DeviceError("precision.compute=tf32 needs an NVIDIA GPU; use fp32 or bf16 on the CPU")
+    if precision.compute == "float8":
+        raise DeviceError(
+            "precision.compute=float8 needs an NVIDIA GPU since Ada or Hopper; use fp32 or bf16 on the CPU"
+        )
     if precision.compute == "fp16" and engine == "deepspeed":
         raise DeviceError("DeepSpeed has no fp16 on the CPU; use precision.compute=bf16 or fp32")
 
@@ -218,8 +236,10 @@ def _check_optimizer(config: RunConfig, engine: str, stage: int, precision: Prec
             f"optim.name={name} does not work with engine {where}: {pair.why}; use adamw or sgd, "
             "or engine single or ddp"
         )
-    if name == "muon" and precision.params != "fp32":
-        raise ConfigError("optim.name=muon needs fp32 weights; set precision.params=fp32 or another optimizer")
+    if name == "muon" and engine == "deepspeed" and precision.params != "fp32":
+        raise ConfigError(
+            "optim.name=muon needs fp32 weights under DeepSpeed; set precision.params=fp32 or another optimizer"
+        )
 
 
 def _check_mixing(config: RunConfig, batch: BatchTriple) -> None:

@@ -77,15 +77,16 @@ def _word(value: bool) -> str:
 def _compile(config: RunConfig, place: Place) -> tuple[bool, str]:
     asked = config.performance.compile
     if asked != "auto":
-        return asked, _SLOW_STAGE_3 if asked and _is_stage_3(place) else "as asked"
+        return asked, _HOOKS if asked and _is_stage_3(place) and config.model.freeze else "as asked"
     obstacle = _compile_obstacle(config, place)
     if obstacle:
         return False, f"auto: {obstacle}"
-    whole = place.engine in ("single", "ddp")
+    whole = place.engine != "fsdp2"  # ZeRO 3 is an obstacle
     return True, "auto: one graph of the whole model" if whole else "auto: block by block, between the engine's hooks"
 
 
-_SLOW_STAGE_3 = "DeepSpeed's hooks split a ZeRO-3 model into many small graphs: minutes to compile, little to gain"
+_HOOKS = "with frozen weights DeepSpeed's hooks split a ZeRO-3 model into many small graphs: minutes to compile"
+_UNPROVED = "ZeRO-3 compiles blocks between DeepSpeed's hooks, not proved on a GPU; performance.compile=true does it"
 
 
 def _is_stage_3(place: Place) -> bool:
@@ -98,7 +99,7 @@ def _compile_obstacle(config: RunConfig, place: Place) -> str | None:
     if place.device_type == "cuda" and (missing := _compiler_missing()):
         return missing
     if _is_stage_3(place):
-        return _SLOW_STAGE_3
+        return _HOOKS if config.model.freeze else _UNPROVED
     if config.deepspeed.get("zero_optimization", {}).get("memory_efficient_linear"):
         return "DeepSpeed's memory_efficient_linear loses gradients with it"
     if config.performance.checkpointing:
@@ -122,9 +123,12 @@ def _graph(config: RunConfig, place: Place) -> tuple[bool, str]:
     if asked != "auto":
         return asked, "as asked"
     obstacle = "the CPU has none" if place.device_type == "cpu" else _graph_obstacle(config, place)
-    if not obstacle and (place.world_size > 1 or place.engine == "fsdp2"):
-        where = "with FSDP2" if place.engine == "fsdp2" else "on several GPUs"
+    muon = config.optim.name == "muon"
+    if not obstacle and (place.world_size > 1 or place.engine == "fsdp2" or muon):
+        where = "with Muon" if muon else "with FSDP2" if place.engine == "fsdp2" else "on several GPUs"
         obstacle = f"not proved {where} yet; performance.cuda_graph=true asks for it"
+    if not obstacle and config.precision.compute == "float8":
+        obstacle = "not proved with float8 layers yet; performance.cuda_graph=true asks for it"
     if obstacle:
         return False, f"auto: {obstacle}"
     return True, "auto: a whole update is one launch, so that the host does not set the pace"
@@ -133,8 +137,8 @@ def _graph(config: RunConfig, place: Place) -> tuple[bool, str]:
 def _graph_obstacle(config: RunConfig, place: Place) -> str | None:
     if place.engine == "deepspeed":
         return "DeepSpeed's step waits for the host, which a graph cannot; use engine single or ddp"
-    if config.optim.name not in ("adamw", "sgd"):
-        return f"optim.name={config.optim.name} has no fused step; use adamw or sgd"
+    if config.optim.name == "lamb":
+        return "optim.name=lamb has no fused step; use adamw, sgd or muon"
     if place.engine == "fsdp2" and config.optim.name == "sgd":
         return "torch has no fused SGD step over FSDP2's shards; use optim.name=adamw, or engine single or ddp"
     if config.precision.compute == "fp16":

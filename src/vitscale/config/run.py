@@ -32,6 +32,9 @@ class ModelConfig(Section):
     name: str = Field("vit_tiny_patch16_224", description="timm model name")
     img_size: Positive | None = Field(None, description="input resolution in pixels; None: the model's own")
     patch_size: Positive | None = Field(None, description="patch edge in pixels; None: the model's own")
+    stem: Literal["patch", "conv"] = Field(
+        "patch", description="how patches are embedded: one linear map, or 3x3 convolutions that halve down to a patch"
+    )
     in_chans: Positive = Field(3, description="input channels")
     num_classes: Positive | None = Field(None, description="classes of the head; None: as many as the data has")
     embed_dim: Positive | None = Field(None, description="width; None: the model's own")
@@ -115,11 +118,14 @@ class OptimConfig(Section):
 class PrecisionConfig(Section):
     """Three separate choices; only runs with equal triples are compared."""
 
-    compute: Literal["fp32", "tf32", "bf16", "fp16"] = Field("fp32", description="what matrix products run in")
+    compute: Literal["fp32", "tf32", "bf16", "fp16", "float8"] = Field(
+        "fp32",
+        description="what matrix products run in; float8: those of the blocks' linear layers, the others in bf16",
+    )
     params: Literal["fp32", "bf16", "fp16"] | None = Field(
         None,
         description="what the model's weights are kept in; below fp32 the optimizer keeps fp32 masters. None: bf16 "
-        "for compute=bf16; for compute=fp16 the engine's own way; else fp32",
+        "for compute=bf16 and float8; for compute=fp16 the engine's own way; else fp32",
     )
     reduce: Literal["fp32", "bf16", "fp16"] | None = Field(
         None, description="what gradients are reduced in; None: as params"
@@ -154,7 +160,7 @@ class PerformanceConfig(Section):
     )
     cuda_graph: Auto = Field(
         "auto",
-        description="replay whole updates as one CUDA graph (native engines, AdamW or SGD, no dropout)",
+        description="replay whole updates as one CUDA graph (native engines, no LAMB, no dropout)",
     )
     data_on_device: bool = Field(
         True, description="keep an in-memory training set on the GPU if it takes less than an eighth of the free memory"

@@ -26,6 +26,8 @@ class Purpose(IntEnum):
     SYNTHETIC_PATTERN = 8
     SYNTHETIC_IMAGE = 9
     SPLIT = 10
+    RANDAUGMENT = 11
+    ERASING = 12
 
 
 def _philox(seed: int, purpose: Purpose, number: int) -> np.random.Philox:

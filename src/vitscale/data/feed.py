@@ -25,14 +25,16 @@ Item = TypeVar("Item")
 
 
 class Job(NamedTuple):
-    """The images of one micro-batch. placement: (B, 3) float32 and seeds: (B,) uint64 for the worker path."""
+    """The images of one micro-batch, and what transforms them in either path: placement (B, 3) float32, codes (B, N)
+    int64 of RandAugment, seeds (B,) uint64 for torchvision's own draws."""
 
     indices: NDArray[np.int64]
     placement: NDArray[np.float32]
+    codes: NDArray[np.int64]
     seeds: NDArray[np.uint64]
 
 
-SampleTransform = Callable[[torch.Tensor, NDArray[np.float32], int], torch.Tensor]
+SampleTransform = Callable[[torch.Tensor, NDArray[np.float32], NDArray[np.int64], int], torch.Tensor]
 
 
 class Reader:
@@ -47,8 +49,9 @@ class Reader:
         if self.transform is None:
             assert self.images.pixels is not None
             return self.images.pixels[torch.from_numpy(job.indices)]
-        rows = zip(job.indices, job.placement, job.seeds, strict=True)
-        return torch.stack([self.transform(self.images.read(int(i)), place, int(seed)) for i, place, seed in rows])
+        rows = zip(job.indices, job.placement, job.codes, job.seeds, strict=True)
+        read, transform = self.images.read, self.transform
+        return torch.stack([transform(read(int(i)), place, codes, int(seed)) for i, place, codes, seed in rows])
 
 
 class _JobDataset(Dataset[torch.Tensor | DataError]):
@@ -112,15 +115,17 @@ def _in_thread(run: Callable[[Job], torch.Tensor], jobs: Iterable[Job]) -> Itera
             yield pending.popleft().result()
 
 
-def resident_pixels(pixels: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
-    """A copy of a set's images on the GPU, where it takes less than an eighth of the free memory; else None.
-
-    Then only sample numbers travel at each update.
-    """
+def may_stay(pixels: torch.Tensor | None, device: torch.device) -> bool:
+    """Whether a set's images may be kept on the GPU: where they take less than an eighth of the free memory."""
     if pixels is None or device.type != "cuda":
-        return None
+        return False
     free, _ = torch.cuda.mem_get_info(device)
-    return pixels.to(device) if pixels.nbytes < free / 8 else None
+    return pixels.nbytes < free / 8
+
+
+def resident_pixels(pixels: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    """A copy of a set's images on the GPU, if it may stay there; then only sample numbers travel at each update."""
+    return pixels.to(device) if pixels is not None and may_stay(pixels, device) else None
 
 
 class Staged(NamedTuple):

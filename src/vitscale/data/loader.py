@@ -22,9 +22,11 @@ from vitscale.config.batch import BatchTriple
 from vitscale.config.run import DataConfig, RunConfig, TrainConfig
 from vitscale.data.batch import MicroBatch, UpdateBatch
 from vitscale.data.draws import Purpose, uniform, words
-from vitscale.data.feed import Job, Reader, Staged, Stager, read_ahead, resident_pixels
+from vitscale.data.erasing import draw_holes, erase
+from vitscale.data.feed import Job, Reader, Staged, Stager, may_stay, read_ahead, resident_pixels
 from vitscale.data.images import ImageSet
 from vitscale.data.mix import PairMix, draw_pairs, mix_images, mix_rows, mixes, one_hot
+from vitscale.data.randaugment import RandAugment, draw_operations
 from vitscale.data.sampler import Sampler, Window, share
 from vitscale.data.transforms import (
     WorkerTransform,
@@ -47,6 +49,7 @@ class _MicroPlan:
     targets: NDArray[np.int64]
     weights: NDArray[np.float32]
     draws: NDArray[np.float32] | None
+    holes: NDArray[np.int64] | None
     mix: PairMix | None
     augment_on_device: bool
 
@@ -54,9 +57,11 @@ class _MicroPlan:
         """What goes to the device beside the images."""
         arrays: dict[str, NDArray[np.generic]] = {"targets": self.targets, "weights": self.weights}
         if self.augment_on_device:
-            arrays["placement"] = self.job.placement
+            arrays |= {"placement": self.job.placement, "codes": self.job.codes}
         if self.draws is not None:
             arrays["draws"] = self.draws
+        if self.holes is not None:
+            arrays["holes"] = self.holes
         if self.mix is not None:
             arrays |= {"keep": self.mix.keep, "boxes": self.mix.boxes}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -68,8 +73,10 @@ class _WindowDraws:
 
     window: Window
     placement: NDArray[np.float32]
+    codes: NDArray[np.int64]
     seeds: NDArray[np.uint64]
     drop_path: NDArray[np.float32] | None
+    holes: NDArray[np.int64] | None
     mix: PairMix | None
 
 
@@ -122,7 +129,8 @@ class TrainLoader:
         self.sampler = Sampler(len(train), batch.global_batch_size, self.seed, data.drop_last)
         self.updates_per_epoch = self.sampler.updates_per_epoch
         self.augment_on = choose_augment_on(data, train.pixels is not None)
-        self._augment_on_device = self.augment_on == "device" and (data.flip or data.crop_padding > 0)
+        self._augment_on_device = self.augment_on == "device" and _augments(data)
+        self._randaugment: RandAugment | None = None  # made with the first batch, whose images have its size
         self._mean, self._std = as_channels(mean, device), as_channels(std, device)
         self._class_weights = class_weights(config.train, train.labels, num_classes)
         self._reader = self._make_reader()
@@ -141,7 +149,7 @@ class TrainLoader:
         in_workers = self.augment_on == "workers"
         if in_memory and not (in_workers and _augments(self.data)):
             return Reader(self.train, None)
-        transform = WorkerTransform(self.data, self.img_size, self.mean, in_memory=in_memory, augment=in_workers)
+        transform = WorkerTransform(self.data, self.img_size, in_memory=in_memory, augment=in_workers)
         return Reader(self.train, transform)
 
     @property
@@ -193,12 +201,17 @@ class TrainLoader:
         total, number = self.batch.global_batch_size, window.window
         random = _augments(self.data)
         zeros = np.zeros((total, 3), np.float32)
+        data = self.data
         return _WindowDraws(
             window,
             placement=uniform(self.seed, Purpose.CROP_FLIP, number, (total, 3)) if random else zeros,
+            codes=draw_operations(self.seed, number, total, data.randaugment),
             seeds=words(self.seed, Purpose.WORKER, number, total) if random else np.zeros(total, np.uint64),
             drop_path=uniform(self.seed, Purpose.DROP_PATH, number, (total, self.num_draws))
             if self.num_draws
+            else None,
+            holes=draw_holes(data.random_erasing, self.seed, number, total, self.img_size)
+            if data.random_erasing
             else None,
             mix=draw_pairs(self.data, self.seed, number, total // 2, self.img_size) if self.unit == 2 else None,
         )
@@ -214,13 +227,17 @@ class TrainLoader:
         if self._class_weights is not None:
             weights *= self._class_weights[targets]
         return _MicroPlan(
-            Job(indices, draws.placement[positions], draws.seeds[positions]),
+            Job(indices, draws.placement[positions], draws.codes[positions], draws.seeds[positions]),
             targets,
             weights,
             None if draws.drop_path is None else draws.drop_path[positions],
+            None if draws.holes is None else draws.holes[positions],
             None if draws.mix is None else draws.mix.part(start // 2, length // 2, num_real // 2),
             self._augment_on_device,
         )
+
+    def _make_randaugment(self, images: torch.Tensor) -> RandAugment:
+        return RandAugment(self.data.randaugment_magnitude, images.shape[1:], self.device)
 
     def _stage(
         self, images: Iterator[torch.Tensor], plans: deque[tuple[Window, list[_MicroPlan]]]
@@ -240,13 +257,18 @@ class TrainLoader:
         return UpdateBatch(micro_batches, len(window.indices), window.window, window.epoch)
 
     def _augment(self, tensors: dict[str, torch.Tensor]) -> MicroBatch:
-        """The device's part: crop and flip (device path), resize, normalise, mix."""
+        """The device's part: crop, flip and RandAugment (device path), resize, normalise, erase, mix."""
         images, targets, weights = tensors["images"], tensors["targets"], tensors["weights"]
         if self._resident is not None:
             images = self._resident[images]
         if self._augment_on_device:
             images = crop_and_flip(images, tensors["placement"], self.data.crop_padding, self.data.flip)
+            if self.data.randaugment:
+                self._randaugment = self._randaugment or self._make_randaugment(images)
+                images = self._randaugment(images, tensors["codes"])
         images = to_input(images, self.img_size, self._mean, self._std)
+        if "holes" in tensors:
+            images = erase(images, tensors["holes"])
         if "keep" in tensors:
             keep = tensors["keep"]
             images = mix_images(images, keep, tensors["boxes"])
@@ -255,14 +277,15 @@ class TrainLoader:
 
 
 def _augments(data: DataConfig) -> bool:
-    """True if any transform before mixing is random."""
-    return bool(data.flip or data.crop_padding or data.random_resized_crop or data.randaugment or data.random_erasing)
+    """True if any transform before the resize to the model's input is random."""
+    return bool(data.flip or data.crop_padding or data.random_resized_crop or data.randaugment)
 
 
 class EvalLoader:
     """One split in its own order, each sample once over all ranks, the same number of micro-batches on every rank.
 
-    A rank short of samples gets an image of weight 0. Iterate as often as needed.
+    A rank short of samples gets an image of weight 0. Iterate as often as needed; a set in memory that may stay on the
+    GPU is copied there by the first whole pass only.
     """
 
     def __init__(
@@ -287,35 +310,50 @@ class EvalLoader:
         self._mean, self._std = as_channels(mean, device), as_channels(std, device)
         self.rebalance(shares or (1,) * world_size)
         data, in_memory = config.data, split.pixels is not None
-        in_worker = WorkerTransform(data, img_size, mean, in_memory=False, augment=False, crop_share=data.eval_crop)
+        in_worker = WorkerTransform(data, img_size, in_memory=False, augment=False, crop_share=data.eval_crop)
         self._reader = Reader(split, None if in_memory else in_worker)
         self._workers = 0 if in_memory else data.workers
         self._crop_share = data.eval_crop if in_memory else 1.0
         self._stager = Stager(device)
+        self._keep = config.performance.data_on_device and may_stay(split.pixels, device)
 
     def rebalance(self, shares: Sequence[int]) -> None:
         """Share in this proportion from the next iteration on."""
         sizes = divide(shares, self._together)
         self.micro_batch_size = sizes[self.rank]
         self._ranges = share(len(self.split), self.rank, sizes)
+        self._kept: list[dict[str, torch.Tensor]] | None = None
 
     def __len__(self) -> int:
         return len(self._ranges)
 
     def __iter__(self) -> Iterator[MicroBatch]:
+        if self._kept is not None:
+            yield from map(self._micro_batch, self._kept)
+            return
+        copied: list[dict[str, torch.Tensor]] = []
+        for tensors in self._read():
+            if self._keep:
+                copied.append(tensors)
+            yield self._micro_batch(tensors)
+        if self._keep:  # a pass that was given up comes not here
+            self._kept = copied
+
+    def _read(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Every micro-batch as uint8 images, targets and weights, on the device."""
         jobs = [self._job(start, stop) for start, stop in self._ranges]
         images = read_ahead(self._reader, jobs, self._workers, self.device)
         for (start, stop), job, pixels in zip(self._ranges, jobs, images, strict=True):
-            weights = (np.arange(len(job.indices)) < stop - start).astype(np.float32)
-            targets = self.split.labels[job.indices]
-            yield self._micro_batch(pixels, torch.from_numpy(targets), torch.from_numpy(weights))
+            weights = torch.from_numpy((np.arange(len(job.indices)) < stop - start).astype(np.float32))
+            targets = torch.from_numpy(self.split.labels[job.indices])
+            yield self._stager.finish(self._stager.start({"images": pixels, "targets": targets, "weights": weights}))
 
     def _job(self, start: int, stop: int) -> Job:
         length = self.micro_batch_size if self.pad_to_micro_batch else max(stop - start, 1)
         indices = np.minimum(np.arange(start, start + length), max(stop - 1, start))
-        return Job(indices, np.zeros((length, 3), dtype=np.float32), np.zeros(length, dtype=np.uint64))
+        nothing = np.zeros((length, 0), dtype=np.int64)
+        return Job(indices, np.zeros((length, 3), dtype=np.float32), nothing, np.zeros(length, dtype=np.uint64))
 
-    def _micro_batch(self, pixels: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> MicroBatch:
-        there = self._stager.finish(self._stager.start({"images": pixels, "targets": targets, "weights": weights}))
-        images = to_input(there["images"], self.img_size, self._mean, self._std, self._crop_share)
-        return MicroBatch(images, there["targets"], there["weights"])
+    def _micro_batch(self, tensors: dict[str, torch.Tensor]) -> MicroBatch:
+        images = to_input(tensors["images"], self.img_size, self._mean, self._std, self._crop_share)
+        return MicroBatch(images, tensors["targets"], tensors["weights"])

@@ -1,18 +1,18 @@
-"""From uint8 images to the model's input: crop, flip, RandAugment, resize, erasing, normalisation.
+"""From uint8 images to the model's input: crop, flip, RandAugment, resize, normalisation.
 
 The reference is torchvision v2 on tensors, bilinear with antialias. Two paths give the same image from the same draws:
-  device path   whole batches, resized in float: crop_and_flip, then to_input
+  device path   whole batches, resized in float: crop_and_flip, RandAugment, then to_input
   worker path   one image, all in uint8: WorkerTransform, then to_input, which then has nothing to resize
 They are equal bit for bit where nothing is resized, and within 1.5 of 255 levels where it is (the worker path rounds to
-uint8 after resizing). No randomness is drawn here except inside torchvision's transforms, which run under a seed of
-the sample.
+uint8 after resizing); data.randaugment says how far its own two versions differ. No randomness is drawn here except
+inside torchvision's RandomResizedCrop, which runs under a seed of the sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torchvision.transforms.v2 import functional as tv
 
 from vitscale.config.augment import per_image_transforms
 from vitscale.config.run import DataConfig
+from vitscale.data.randaugment import apply_to_image
 
 AugmentOn = Literal["device", "workers"]
 
@@ -79,7 +80,7 @@ class WorkerTransform:
     """Everything up to the last uint8 image, for one image: the worker path.
 
     Order: random_resized_crop, or for image files the resize to img_size; pad and crop, flip; RandAugment; for sets in
-    memory the resize to img_size; erasing. A set in memory is thus cropped at its own size, files at img_size.
+    memory the resize to img_size. A set in memory is thus cropped at its own size, files at img_size.
     With augment=False only the part that image files need in any case: the resize, of a centre crop in evaluation.
     """
 
@@ -87,7 +88,6 @@ class WorkerTransform:
         self,
         data: DataConfig,
         img_size: int,
-        mean: Sequence[float],
         *,
         in_memory: bool,
         augment: bool,
@@ -98,31 +98,26 @@ class WorkerTransform:
         self.in_memory = in_memory
         self.augment = augment
         self.crop_share = crop_share
-        options: dict[str, Any] = {"interpolation": InterpolationMode.BILINEAR}
-        self._crop = self._randaugment = self._erase = None
+        self._crop: v2.RandomResizedCrop | None = None
         if augment and data.random_resized_crop:
-            self._crop = v2.RandomResizedCrop(img_size, scale=data.rrc_scale, antialias=True, **options)
-        if augment and data.randaugment:
-            self._randaugment = v2.RandAugment(data.randaugment, data.randaugment_magnitude, **options)
-        if augment and data.random_erasing:
-            # The mean becomes 0 once normalised, as erasing a normalised image with 0 would give.
-            self._erase = v2.RandomErasing(data.random_erasing, value=[round(255 * value) for value in mean])
+            bilinear = InterpolationMode.BILINEAR
+            self._crop = v2.RandomResizedCrop(img_size, scale=data.rrc_scale, interpolation=bilinear, antialias=True)
 
-    def __call__(self, image: torch.Tensor, placement: NDArray[np.float32], seed: int) -> torch.Tensor:
+    def __call__(
+        self, image: torch.Tensor, placement: NDArray[np.float32], codes: NDArray[np.int64], seed: int
+    ) -> torch.Tensor:
         """uint8 (C, h, w) -> uint8 (C, img_size, img_size)."""
         if not self.augment:
             return resize_to(image, self.img_size, self.crop_share)
-        with seeded(seed):
-            if self._crop is not None:
+        if self._crop is not None:
+            with seeded(seed):
                 image = self._crop(image)
-            elif not self.in_memory:
-                image = resize_to(image, self.img_size)
-            place = torch.from_numpy(placement)[None]
-            image = crop_and_flip(image[None], place, self.data.crop_padding, self.data.flip)[0]
-            if self._randaugment is not None:
-                image = self._randaugment(image)
+        elif not self.in_memory:
             image = resize_to(image, self.img_size)
-            return image if self._erase is None else self._erase(image)
+        place = torch.from_numpy(placement)[None]
+        image = crop_and_flip(image[None], place, self.data.crop_padding, self.data.flip)[0]
+        image = apply_to_image(image, codes, self.data.randaugment_magnitude)
+        return resize_to(image, self.img_size)
 
 
 @contextmanager

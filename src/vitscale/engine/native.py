@@ -40,6 +40,7 @@ from vitscale.optim.build import build_optimizer
 from vitscale.optim.ema import Ema
 from vitscale.optim.groups import param_groups
 from vitscale.parallel.apply import DTYPES, data_parallel, prepare
+from vitscale.parallel.float8 import use_float8
 from vitscale.phases import NULL, Phase, Recorder
 
 
@@ -58,6 +59,8 @@ class NativeEngine(UpdateRules):
     ) -> None:
         super().__init__(model, loss_fn, config, decisions, world, total_updates, recorder)
         model.to(world.device)
+        if decisions.precision.compute == "float8":
+            self.notes += (use_float8(model, world.device),)
         prepare(model, config.performance, decisions)
         self._masters, self._frozen = self._cast(model)
         mesh = None if decisions.engine == "single" else world.mesh()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from vitscale.config.decide import Decisions
 from vitscale.config.run import RunConfig
-from vitscale.estimate.vit import ViTShape, block_parameters, expected_classes, num_parameters, shape_of
+from vitscale.estimate.vit import ViTShape, block_parameters, expected_classes, num_parameters, shape_of, stem_convs
 
 _BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 PERSISTENT = 100_000  # DeepSpeed's stage3_param_persistence_threshold: smaller tensors stay whole on every rank
@@ -98,7 +98,7 @@ def _large_parameters(shape: ViTShape, threshold: int) -> int:
     positions = shape.num_patches + (0 if shape.no_embed_class else shape.num_prefix_tokens)
     block = (3 * dim * dim, dim * dim, dim * hidden, hidden * dim)
     outside = (
-        shape.in_chans * shape.patch_size**2 * dim,
+        *(conv.weights for conv in stem_convs(shape)),
         positions * dim if shape.pos_embed == "learn" else 0,
         dim * shape.num_classes,
     )

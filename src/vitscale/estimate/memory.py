@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from vitscale.estimate.vit import ViTShape, block_parameters, num_parameters
+from vitscale.estimate.vit import ViTShape, block_parameters, num_parameters, stem_convs
 
-_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "float8": 2}
 _STATES = {"adamw": 2, "lamb": 2, "muon": 2, "sgd": 1}  # fp32 tensors per weight; Muon's matrices need only one
 
 
@@ -86,6 +86,8 @@ def activation_bytes(
     if residual > width:
         casts = width * (all_weights - (shape.depth - 1) * block_parameters(shape) * checkpointing)
     image = shape.in_chans * shape.img_size**2 * width
+    # Between a stem's convolutions: what its norm reads, what its activation reads, what the next convolution reads.
+    stem = sum(conv.out_chans * conv.edge**2 for conv in stem_convs(shape)[:-1]) * 3 * width
     # Its input, and its output, of which the head reads a view; under autocast the head reads a small cast instead.
     last_norm = shape.num_tokens * dim * residual * (1 if residual > width else 2)
-    return micro_batch_size * (blocks + image + last_norm) + casts
+    return micro_batch_size * (blocks + image + stem + last_norm) + casts

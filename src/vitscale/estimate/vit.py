@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitscale.config.run import DataConfig, ModelConfig
 from vitscale.errors import ConfigError
@@ -45,6 +45,7 @@ class ViTShape:
     pre_norm: bool = False
     final_norm: bool = True
     standard: bool = True
+    stem: str = "patch"  # ours, not timm's: model.stem
 
     @property
     def num_patches(self) -> int:
@@ -67,6 +68,31 @@ class ViTShape:
         return int(self.embed_dim * self.mlp_ratio)
 
 
+class Conv(NamedTuple):
+    """One convolution of the patch embedding: (in_chans, H, W) -> (out_chans, edge, edge)."""
+
+    in_chans: int
+    out_chans: int
+    kernel: int
+    edge: int
+
+    @property
+    def weights(self) -> int:
+        """Elements of its weight."""
+        return self.kernel**2 * self.in_chans * self.out_chans
+
+
+def stem_convs(shape: ViTShape) -> list[Conv]:
+    """The convolutions that embed patches: one of the patch's size, or with model.stem=conv 3x3 ones of stride 2, as
+    in arXiv 2106.14881: each halves the image and doubles the width, up to one pixel per patch and the model's width.
+    """
+    if shape.stem == "patch":
+        return [Conv(shape.in_chans, shape.embed_dim, shape.patch_size, shape.img_size // shape.patch_size)]
+    steps = shape.patch_size.bit_length() - 1
+    widths = [shape.in_chans, *(max(1, shape.embed_dim >> step) for step in reversed(range(steps)))]
+    return [Conv(widths[n], widths[n + 1], 3, shape.img_size >> (n + 1)) for n in range(steps)]
+
+
 def model_names() -> list[str]:
     """Every timm name that vitscale trains."""
     return sorted(_table())
@@ -78,15 +104,16 @@ def shape_of(model: ModelConfig, num_classes: int | None = None) -> ViTShape:
     num_classes: what the data has, where model.num_classes is None; unknown counts as 0, that is, without a head.
     """
     own = _own_shape(model.name)
-    named = ("img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads", "global_pool")
+    named = ("img_size", "patch_size", "stem", "in_chans", "embed_dim", "depth", "num_heads", "global_pool")
     changes = {name: value for name in named if (value := getattr(model, name)) is not None}
-    known = {field.name for field in fields(ViTShape)}
+    known = {field.name for field in fields(ViTShape)} - {"stem"}
     extra = {name: value for name, value in model.kwargs.items() if name in known}
     unknown_parts = {"mlp_layer", "block_fn", "attn_layer", "embed_layer", "norm_layer", "embed_norm_layer"}
     shape = replace(own, **{**extra, **changes}, num_classes=model.num_classes or num_classes or 0)
     if unknown_parts & set(model.kwargs):
         shape = replace(shape, standard=False)
     _check_patch(model, shape)
+    _check_stem(shape)
     _check_heads(shape)
     if shape.global_pool == "token" and not shape.class_token:
         raise ConfigError(f"model.global_pool=token: {model.name} has no class token; use model.global_pool=avg")
@@ -109,7 +136,9 @@ def num_parameters(shape: ViTShape) -> int | None:
     if not shape.standard:
         return None
     dim, hidden, norm = shape.embed_dim, shape.mlp_hidden, 2 * shape.embed_dim
-    embed = shape.in_chans * shape.patch_size**2 * dim + (0 if shape.pre_norm else dim)
+    convs = stem_convs(shape)
+    bias = 0 if shape.pre_norm and shape.stem == "patch" else dim
+    embed = sum(conv.weights for conv in convs) + bias + sum(2 * conv.out_chans for conv in convs[:-1])  # their norms
     positions = shape.num_patches + (0 if shape.no_embed_class else shape.num_prefix_tokens)
     tokens = shape.num_prefix_tokens * dim + (positions * dim if shape.pos_embed == "learn" else 0)
     norms = norm * (shape.pre_norm + shape.final_norm)
@@ -150,11 +179,16 @@ def training_flops(shape: ViTShape, *, checkpointing: bool = False) -> int | Non
     forward = forward_flops(shape)
     if forward is None:
         return None
-    return 3 * forward - _embed_flops(shape) + (shape.depth * _block_flops(shape) if checkpointing else 0)
+    of_images = _conv_flops(stem_convs(shape)[0])
+    return 3 * forward - of_images + (shape.depth * _block_flops(shape) if checkpointing else 0)
 
 
 def _embed_flops(shape: ViTShape) -> int:
-    return 2 * shape.num_patches * shape.in_chans * shape.patch_size**2 * shape.embed_dim
+    return sum(_conv_flops(conv) for conv in stem_convs(shape))
+
+
+def _conv_flops(conv: Conv) -> int:
+    return 2 * conv.weights * conv.edge**2
 
 
 def _block_flops(shape: ViTShape) -> int:
@@ -183,6 +217,17 @@ def _check_patch(model: ModelConfig, shape: ViTShape) -> None:
         f"model.img_size={size} is not a multiple of the patch size {patch} of {model.name}; nearest legal: "
         f"model.img_size={' or '.join(map(str, sizes))}, or model.patch_size={' or '.join(map(str, patches))}"
     )
+
+
+def _check_stem(shape: ViTShape) -> None:
+    patch = shape.patch_size
+    if shape.stem == "conv" and (patch < 2 or patch & (patch - 1) or shape.img_size % patch):
+        above = 1 << max(1, patch.bit_length())
+        legal = [size for size in (above // 2, above) if size > 1 and shape.img_size % size == 0] or [2, 4]
+        raise ConfigError(
+            f"model.stem=conv halves an image of {shape.img_size} px down to patches, which patch size {patch} "
+            f"does not allow; nearest legal: model.patch_size={' or '.join(map(str, legal))}"
+        )
 
 
 def _check_heads(shape: ViTShape) -> None:

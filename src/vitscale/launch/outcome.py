@@ -47,6 +47,8 @@ class GroupOutcome:
     sentence: str | None
     stderr_tail: str
     kind: OutcomeKind
+    curable: bool = False
+    """Whether a new start from the last checkpoint may go better: a rank died, or failed for an unknown reason."""
 
 
 def judge(ends: Sequence[RankEnd], log_dir: Path, stopped_by: int | None) -> GroupOutcome:
@@ -94,13 +96,14 @@ def _stopped(ends: Sequence[RankEnd], log_dir: Path, stopped_by: int) -> GroupOu
 def _failed(end: RankEnd, log_dir: Path) -> GroupOutcome:
     tail = stderr_tail(log_dir, end.rank)
     if end.status is None:
-        return GroupOutcome(EXIT_RUN_FAILED, end.rank, _dead_sentence(end, tail), tail, "error")
+        return GroupOutcome(EXIT_RUN_FAILED, end.rank, _dead_sentence(end, tail), tail, "error", curable=True)
     sentence = end.status.sentence
-    if end.status.kind in ("unknown", "peer"):
+    curable = end.status.kind in ("unknown", "peer")
+    if curable:
         sentence = f"rank {end.rank} failed: {sentence}"
     code = end.status.code
     kind: OutcomeKind = "oom" if end.status.kind == "oom" else "error"
-    return GroupOutcome(code, end.rank, sentence, tail, "interrupted" if code == EXIT_INTERRUPTED else kind)
+    return GroupOutcome(code, end.rank, sentence, tail, "interrupted" if code == EXIT_INTERRUPTED else kind, curable)
 
 
 def _dead_sentence(end: RankEnd, tail: str) -> str:

@@ -27,7 +27,7 @@ _ACCELERATOR_PATHS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """The visible devices. bf16: every GPU computes it natively; False also without a GPU."""
+    """The visible devices. bf16, float8: every GPU computes it natively; False also without a GPU."""
 
     cuda_devices: int
     cuda_names: tuple[str, ...]
@@ -36,17 +36,21 @@ class DeviceFacts:
     mps: bool
     rocm: bool
     torch_cuda: str | None
+    float8: bool = False
 
 
 NO_DEVICES = DeviceFacts(0, (), (), bf16=False, mps=False, rocm=False, torch_cuda=None)
 
 
-def device_facts() -> DeviceFacts:
-    """Return the facts, from the cache if nothing changed; raises DeviceError if torch cannot be asked."""
+def device_facts(*, fresh: bool = False) -> DeviceFacts:
+    """Return the facts, from the cache if nothing changed; raises DeviceError if torch cannot be asked.
+
+    fresh: ask anew, since a GPU may have gone.
+    """
     if sys.platform == "linux" and not any(Path(path).exists() for path in _ACCELERATOR_PATHS):
         return NO_DEVICES
     path = _cache_path()
-    facts = _read(path)
+    facts = None if fresh else _read(path)
     if facts is None:
         text = _ask()
         facts = _parse(text)
@@ -85,7 +89,8 @@ def _parse(text: str) -> DeviceFacts | None:
     try:
         values: dict[str, Any] = json.loads(text)
         names, sizes = tuple(values.pop("cuda_names")), tuple(values.pop("cuda_total_bytes"))
-        return DeviceFacts(cuda_names=names, cuda_total_bytes=sizes, **values)
+        float8 = values.pop("float8")  # an answer without it was cached by an older vitscale
+        return DeviceFacts(cuda_names=names, cuda_total_bytes=sizes, float8=float8, **values)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
+from vitscale.hardware import FLOAT8_CAPABILITY
 from vitscale.measure.links import gpu_links, networks
 
-PACKAGES = ("vitscale", "torch", "torchvision", "timm", "deepspeed", "numpy", "pillow", "nvidia-ml-py")
+PACKAGES = ("vitscale", "torch", "torchvision", "timm", "deepspeed", "torchao", "numpy", "pillow", "nvidia-ml-py")
 # Variables that change speed or results. None of them carries a secret.
 _PREFIXES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "CUDA_", "CUBLAS_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "DS_")
 _BF16_CAPABILITY = (8, 0)  # earlier NVIDIA GPUs emulate bf16
@@ -57,6 +58,7 @@ def device_facts() -> dict[str, Any]:
         "cuda_names": [device["name"] for device in devices],
         "cuda_total_bytes": [device["total_bytes"] for device in devices],
         "bf16": bool(devices) and all(device["bf16"] == "native" for device in devices),
+        "float8": bool(devices) and all(tuple(device["capability"]) >= FLOAT8_CAPABILITY for device in devices),
         "mps": bool(torch.backends.mps.is_available()),
         "rocm": rocm,
         "torch_cuda": torch.version.cuda,

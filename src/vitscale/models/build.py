@@ -15,14 +15,16 @@ from typing import Any
 
 import timm
 import torch
-from timm.layers import PatchEmbed
+from timm.layers import HybridEmbed, PatchEmbed
 from timm.models import is_model_in_modules
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from vitscale.config.run import ModelConfig
 from vitscale.errors import ModelError
+from vitscale.estimate.vit import shape_of
 from vitscale.models.drop_path import replace_drop_path
+from vitscale.models.stem import stem_arguments
 from vitscale.models.weights import load_pretrained
 
 # timm's modules whose models are VisionTransformer; hybrids (a CNN before the patches) are left out on purpose:
@@ -64,6 +66,8 @@ def build_model(
     arguments = model_arguments(config, num_classes)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # not torch.manual_seed: that one would also seed the GPU
+        if config.stem == "conv":
+            arguments |= stem_arguments(shape_of(config, num_classes))
         model = _create(config.name, arguments)
     _check_resolution(model)
     replace_drop_path(model)
@@ -75,7 +79,8 @@ def build_model(
 
 
 def model_arguments(config: ModelConfig, num_classes: int) -> dict[str, Any]:
-    """The keyword arguments with which `timm.create_model(config.name, ...)` gives the same architecture."""
+    """The keyword arguments with which `timm.create_model(config.name, ...)` gives the same architecture, but for a
+    convolutional stem, which models.stem describes."""
     _check_kwargs(config.kwargs)
     names = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "global_pool")
     arguments: dict[str, Any] = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
@@ -148,9 +153,9 @@ def _create(name: str, arguments: dict[str, Any]) -> VisionTransformer:
         model = timm.create_model(name, **arguments)
     except (AssertionError, TypeError, ValueError, KeyError, RuntimeError, ZeroDivisionError) as error:
         reason = str(error).strip().split("\n")[0].removesuffix(", but expected one of:") or type(error).__name__
-        given = ", ".join(f"{key}={value}" for key, value in arguments.items())
+        given = ", ".join(f"{key}={value}" for key, value in arguments.items() if key != "embed_layer")
         raise ModelError(f"model.name={name} cannot be built with {given}: {reason}") from error
-    if not isinstance(model, VisionTransformer) or not isinstance(model.patch_embed, PatchEmbed):
+    if not isinstance(model, VisionTransformer) or not isinstance(model.patch_embed, PatchEmbed | HybridEmbed):
         raise ModelError(f"model.name={name} builds a {type(model).__name__} that is no plain Vision Transformer")
     return model
 

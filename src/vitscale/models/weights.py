@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from timm.layers import resample_abs_pos_embed, resample_patch_embed
+from timm.layers import PatchEmbed, resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv
 from timm.models.vision_transformer import VisionTransformer
 
 from vitscale.errors import ModelError
+from vitscale.models.stem import FIRST_CONV
 
 Tensors = dict[str, torch.Tensor]
 
@@ -99,9 +100,10 @@ def _fit_head(model: VisionTransformer, tensors: Tensors) -> list[str]:
 
 
 def _fit_patch_embed(model: VisionTransformer, tensors: Tensors, path: Path) -> list[str]:
-    """Adapt the patch embedding's input channels and patch size."""
-    name = "patch_embed.proj.weight"
-    own = model.patch_embed.proj.weight  # (embed_dim, in_chans, patch, patch)
+    """Adapt the patch embedding's input channels and patch size; of a convolutional stem the channels alone."""
+    is_patch = isinstance(model.patch_embed, PatchEmbed)
+    name = "patch_embed.proj.weight" if is_patch else FIRST_CONV
+    own = model.state_dict()[name]  # (embed_dim or the first width, in_chans, patch or 3, patch or 3)
     found = tensors.get(name)
     if found is None:
         return []
@@ -111,7 +113,7 @@ def _fit_patch_embed(model: VisionTransformer, tensors: Tensors, path: Path) -> 
     if found.shape[1] != own.shape[1]:
         notes.append(f"patch embedding adapted from {found.shape[1]} to {own.shape[1]} input channels")
         found = adapt_input_conv(own.shape[1], found, base_chans=found.shape[1])
-    if found.shape[2:] != own.shape[2:]:
+    if is_patch and found.shape[2:] != own.shape[2:]:
         notes.append(f"patch embedding resampled from patch {found.shape[-1]} to {own.shape[-1]}")
         found = resample_patch_embed(found, list(own.shape[2:]))
     tensors[name] = found

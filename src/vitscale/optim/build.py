@@ -1,4 +1,4 @@
-"""Build the optimizer from parameter groups: AdamW, SGD, timm's LAMB, or Muon with AdamW for the rest.
+"""Build the optimizer from parameter groups: AdamW, SGD, timm's LAMB, or Muon (optim.muon) with AdamW for the rest.
 
 In: groups (optim.groups) and OptimConfig. Out: one torch.optim.Optimizer whose param_groups and state_dict behave as
 any other's. Clipping is the engine's, the learning rate of each update the schedule's. Which optimizer goes with which
@@ -16,6 +16,7 @@ from timm.optim import Lamb
 from vitscale.config.run import OptimConfig
 from vitscale.errors import ConfigError
 from vitscale.optim.groups import ParamGroup
+from vitscale.optim.muon import Muon
 
 
 def build_optimizer(
@@ -39,7 +40,7 @@ def build_optimizer(
             )
             return lamb
         case "muon":
-            return MuonAdamW(groups, config, device_type)
+            return MuonAdamW(groups, config, device_type, capturable)
 
 
 def takes_muon(name: str, parameter: torch.Tensor) -> bool:
@@ -54,7 +55,9 @@ class MuonAdamW(torch.optim.Optimizer):
     list of groups. Muon's step is scaled to the RMS of an AdamW step, so that one learning rate serves both halves.
     """
 
-    def __init__(self, groups: list[ParamGroup], config: OptimConfig, device_type: str) -> None:
+    def __init__(
+        self, groups: list[ParamGroup], config: OptimConfig, device_type: str, capturable: bool = False
+    ) -> None:
         matrices, rest = _select(groups, takes_muon, True), _select(groups, takes_muon, False)
         if not matrices:
             raise ConfigError(
@@ -62,10 +65,10 @@ class MuonAdamW(torch.optim.Optimizer):
                 "use adamw"
             )
         self._halves: list[tuple[bool, torch.optim.Optimizer]] = [
-            (True, torch.optim.Muon(matrices, lr=config.lr, momentum=config.momentum, adjust_lr_fn="match_rms_adamw"))
+            (True, Muon(matrices, lr=config.lr, momentum=config.momentum))
         ]
         if rest:
-            self._halves.append((False, _adamw(rest, config, device_type)))
+            self._halves.append((False, _adamw(rest, config, device_type, capturable)))
         super().__init__([group for _, half in self._halves for group in half.param_groups], {})
 
     @torch.no_grad()

@@ -1,5 +1,5 @@
 """Parallelism as functions over an untouched model. The order lives here once:
-tensor / sequence -> activation checkpointing -> compile -> ddp / fsdp.
+tensor / sequence -> float8 (parallel.float8) -> activation checkpointing -> compile -> ddp / fsdp.
 
 In: a plain timm Vision Transformer on its device. Out: the module that the engine calls. DeepSpeed wraps and compiles
 by itself and gets only the first steps.

@@ -55,7 +55,7 @@ _WHOLE = (
     "train_images",
     "world_size",
 )
-_PRECISION = re.compile(r"\b(fp8|fp16|bf16|tf32|fp32|fp64)\b", re.IGNORECASE)
+_PRECISION = re.compile(r"\b(float8|fp8|fp16|bf16|tf32|fp32|fp64)\b", re.IGNORECASE)
 _PHASES = {
     "data_wait": "data_wait_ms",
     "forward": "forward_ms",

@@ -14,12 +14,13 @@ import statistics
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from vitscale.phases import Phase
+from vitscale.phases import Part, Phase, Recorder
 
 HANG_S = 30.0
 HANG_FACTOR = 10.0
@@ -62,6 +63,39 @@ class Heartbeat:
 
     def _write(self) -> None:
         _LAYOUT.pack_into(self._memory, 0, self._updates, self._steps, self._marks, self._phase)
+
+
+class Watched:
+    """A Recorder that beats before it hands on."""
+
+    def __init__(self, recorder: Recorder, heartbeat: Heartbeat) -> None:
+        self._recorder, self._heartbeat = recorder, heartbeat
+
+    def phase(self, name: Phase) -> AbstractContextManager[object]:
+        """Mark the phase."""
+        self._heartbeat.mark(name)
+        return self._recorder.phase(name)
+
+    def inside(self, parts: Sequence[Part]) -> None:
+        """Hand on."""
+        self._recorder.inside(parts)
+
+    def update(self, images: int) -> None:
+        """Beat; the recorder may then be busy for long, if a trace ends here."""
+        self._heartbeat.beat()
+        self._heartbeat.mark(ASIDE)
+        self._recorder.update(images)
+        self._heartbeat.mark("data_wait")
+
+    def alive(self) -> None:
+        """Beat without an update."""
+        self._heartbeat.alive()
+        self._recorder.alive()
+
+    def finish(self, gather: Callable[[Any], list[Any]]) -> None:
+        """From here on nobody expects updates."""
+        self._heartbeat.mark(ASIDE)
+        self._recorder.finish(gather)
 
 
 _NUMBERS = {name: number for number, name in enumerate(PHASES)}
@@ -118,8 +152,6 @@ class HangWatch:
     ) -> None:
         self._folder, self._hang_s, self._clock = folder, hang_s, clock
         self._ranks = [_Seen() for _ in range(nproc)]
-        for rank in range(nproc):
-            beat_file(folder, rank).unlink(missing_ok=True)
 
     def poll(self) -> Hang | None:
         """The hang, if there is one now."""
@@ -165,6 +197,12 @@ class HangWatch:
 
 def _evaluates(beat: Beat) -> bool:
     return beat.phase == "evaluate"
+
+
+def clear_beats(folder: Path) -> None:
+    """Forget an earlier group, before the ranks of a new one start."""
+    for path in folder.glob("rank*.beat"):
+        path.unlink()
 
 
 def beat_file(folder: Path, rank: int) -> Path:

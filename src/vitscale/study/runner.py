@@ -18,7 +18,7 @@ from vitscale.errors import ConfigError, Stopped
 from vitscale.launch.local import Group, Rank, start_group
 from vitscale.launch.outcome import stderr_tail
 from vitscale.study.case import RESULT_FILE, Job, Outcome, OutcomeKind, load_result, save_payload
-from vitscale.study.heartbeat import Hang, HangWatch
+from vitscale.study.heartbeat import Hang, HangWatch, clear_beats
 
 POLL_S = 0.5
 
@@ -50,7 +50,8 @@ def run_job(job: Job, folder: Path) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT_FILE).unlink(missing_ok=True)
     save_payload(folder, job.payload)
-    watch = None if job.hang_s is None else _Watch(HangWatch(folder, job.nproc, hang_s=job.hang_s))
+    clear_beats(folder)
+    watch = None if job.hang_s is None else Watch(HangWatch(folder, job.nproc, hang_s=job.hang_s))
     began = time.monotonic()
     with start_group(job.module, [str(folder.absolute())], job.nproc, env=job.env, log_dir=folder) as group:
         ended = group.wait(job.timeout_s, watch)
@@ -64,8 +65,8 @@ def run_job(job: Job, folder: Path) -> Outcome:
         return _timed_out(job, folder, seconds, watch.hang if watch else None, group.unended)
 
 
-class _Watch:
-    """Asks for a hang now and then; keeps the one that was found."""
+class Watch:
+    """Asks for a hang now and then; keeps the one that was found. What Group.wait gives up for."""
 
     def __init__(self, watch: HangWatch) -> None:
         self._watch, self._next = watch, 0.0
@@ -113,7 +114,13 @@ def _timed_out(job: Job, folder: Path, seconds: float, hang: Hang | None, unende
     """Point at the stacks, which the ranks printed when the time was over, and at processes that are still there."""
     rank = hang.rank if hang else None
     what = hang.sentence() if hang else f"no result after {job.timeout_s:g} s"
-    sentence = f"{what}; each rank's stacks are at the end of {folder}/rank*.stderr"
-    for left in unended:
-        sentence += f"; rank {left.number} (process {left.process.pid}) could not be ended, and may hold its device"
+    sentence = f"{what}; each rank's stacks are at the end of {folder}/rank*.stderr{left_over(unended)}"
     return Outcome("timeout", None, rank, sentence, stderr_tail(folder, rank or 0), seconds=seconds)
+
+
+def left_over(unended: Sequence[Rank]) -> str:
+    """What is still there after SIGKILL, as the end of a sentence."""
+    return "".join(
+        f"; rank {left.number} (process {left.process.pid}) could not be ended, and may hold its device"
+        for left in unended
+    )

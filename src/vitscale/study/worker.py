@@ -7,8 +7,8 @@ learned and what it ran on; from every rank, a heartbeat. Training itself is run
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ from vitscale.launch.child import run_rank
 from vitscale.measure.environment import describe
 from vitscale.measure.meter import Meter
 from vitscale.pacing import straggler_text
-from vitscale.phases import Part, Phase, Recorder
 from vitscale.run import train
 from vitscale.study.case import load_payload, save_result
-from vitscale.study.heartbeat import ASIDE, Heartbeat
+from vitscale.study.heartbeat import Heartbeat, Watched
 
 GIB = 2**30
 
@@ -121,39 +120,6 @@ def memory_limited(gib: float | None, device: torch.device) -> Iterator[None]:
         if gib is not None and "Resource temporarily unavailable" in str(error):
             raise MemoryError(f"no room for another thread under memory_limit_gib={gib:g}") from error
         raise
-
-
-class Watched:
-    """A Recorder that beats before it hands on."""
-
-    def __init__(self, recorder: Recorder, heartbeat: Heartbeat) -> None:
-        self._recorder, self._heartbeat = recorder, heartbeat
-
-    def phase(self, name: Phase) -> AbstractContextManager[object]:
-        """Mark the phase."""
-        self._heartbeat.mark(name)
-        return self._recorder.phase(name)
-
-    def inside(self, parts: Sequence[Part]) -> None:
-        """Hand on."""
-        self._recorder.inside(parts)
-
-    def update(self, images: int) -> None:
-        """Beat; the recorder may then be busy for long, if a trace ends here."""
-        self._heartbeat.beat()
-        self._heartbeat.mark(ASIDE)
-        self._recorder.update(images)
-        self._heartbeat.mark("data_wait")
-
-    def alive(self) -> None:
-        """Beat without an update."""
-        self._heartbeat.alive()
-        self._recorder.alive()
-
-    def finish(self, gather: Callable[[Any], list[Any]]) -> None:
-        """From here on nobody expects updates."""
-        self._heartbeat.mark(ASIDE)
-        self._recorder.finish(gather)
 
 
 class Collector:

@@ -25,17 +25,19 @@ from torch import nn
 
 from vitscale.config.decide import Decisions, optimizer_pair
 from vitscale.config.overrides import merge
-from vitscale.config.run import OptimConfig, RunConfig
+from vitscale.config.run import RunConfig
 from vitscale.data.batch import UpdateBatch
 from vitscale.distributed import World
 from vitscale.engine.base import LossFn, OptimizerState, StepOutput
-from vitscale.engine.deepspeed.settings import deepspeed_settings, naming_refused_keys
+from vitscale.engine.deepspeed.fused_adam import fused_adam
+from vitscale.engine.deepspeed.masters import MasterWeights
+from vitscale.engine.deepspeed.settings import deepspeed_settings, naming_refused_keys, steps_masters
 from vitscale.engine.update import UpdateRules
 from vitscale.errors import CheckpointError
 from vitscale.optim.build import build_optimizer
 from vitscale.optim.ema import Ema
 from vitscale.optim.groups import ParamGroup, param_groups
-from vitscale.parallel.apply import checkpoint_activations
+from vitscale.parallel.apply import DTYPES, checkpoint_activations
 from vitscale.phases import NULL, Recorder
 
 TAG = "state"
@@ -72,28 +74,53 @@ class DeepSpeedEngine(UpdateRules):
         self.module = self._engine
         self._forget_first_step()
         if decisions.fast.compile:
-            self._engine.compile(compile_kwargs={"dynamic": False})  # DeepSpeed's own keeps its hooks out of the graph
+            self._compile(model)
         self._fragments = Fragments(self._engine, self._parameters, decisions.zero_stage)
         self._aside: dict[str, torch.Tensor] = {}
         decay = config.optim.ema_decay
         self._ema = Ema(decay, self._fragments.local()) if decay else None
 
     def _build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """torch's, but DeepSpeed's FusedAdam under stage 0 below fp32, where its wrapper is slow with any other."""
+        """torch's; over fp32 masters under stage 0 in bf16, where the model is then cast here. Where DeepSpeed's own
+        wrapper of stage 0 keeps the masters, its FusedAdam, because the wrapper is slow with any other."""
         config, device = self.config.optim, self.world.device.type
         groups = param_groups(model, config)
-        optimizer = build_optimizer(groups, config, device_type=device)
-        whole_masters = self.decisions.zero_stage == 0 and self.decisions.precision.params != "fp32"
-        if whole_masters and config.name == "adamw" and device == "cuda":
-            optimizer = fused_adam(groups, config) or optimizer
+
+        def build(groups: list[ParamGroup]) -> torch.optim.Optimizer:
+            return build_optimizer(groups, config, device_type=device)
+
+        optimizer: torch.optim.Optimizer
+        if steps_masters(self.config, self.decisions):
+            optimizer = MasterWeights(groups, build, config.clip_grad)
+            model.to(DTYPES[self.decisions.precision.params])
+        elif self._wrapped_whole() and config.name == "adamw" and device == "cuda":
+            optimizer = fused_adam(groups, config) or build(groups)
+        else:
+            optimizer = build(groups)
         for group in optimizer.param_groups:
             group["lr"] = 0.0  # each update sets its own; see _forget_first_step
         return optimizer
 
+    def _wrapped_whole(self) -> bool:
+        """Whether DeepSpeed's wrapper of stage 0 keeps the masters."""
+        whole = self.decisions.zero_stage == 0 and self.decisions.precision.params != "fp32"
+        return whole and not steps_masters(self.config, self.decisions)
+
+    def _compile(self, model: nn.Module) -> None:
+        """Under stage 3 DeepSpeed's hooks stand around modules and would be traced, and traced again at every module:
+        where its blocks are leaves (no hooks inside), what is compiled is what stands between the hooks."""
+        leaf = self._deepspeed.utils.z3_leaf_module
+        blocks = list(model.blocks)  # type: ignore[arg-type]
+        if self.decisions.zero_stage == 3 and all(leaf(block) for block in blocks):
+            for block in blocks:
+                block.forward = torch.compile(block.forward, dynamic=False)
+        else:
+            self._engine.compile(compile_kwargs={"dynamic": False})  # DeepSpeed's own keeps its hooks out of the graph
+
     def _forget_first_step(self) -> None:
         """Under stage 0 below fp32 DeepSpeed steps once on zero gradients to allocate states. With a learning rate of
         0 that leaves the weights alone; the state it leaves would shift AdamW's bias correction by one update."""
-        if self.decisions.zero_stage == 0:
+        if self._wrapped_whole():
             optimizer = self._engine.basic_optimizer
             optimizer.state.clear()
             for group in optimizer.param_groups:
@@ -211,7 +238,7 @@ class DeepSpeedEngine(UpdateRules):
         if extra["layout"] != self._layout():
             raise CheckpointError(
                 f"the checkpoint holds DeepSpeed's state of {extra['layout']} and this run needs {self._layout()}; "
-                "resume on the same kind of device with the same precision.params"
+                "resume on the same kind of device with the same precision.params and deepspeed.bf16"
             )
         ours = self._hyperparameters()
         if extra["world_size"] == self.world.world_size or not self.decisions.zero_stage:
@@ -224,7 +251,10 @@ class DeepSpeedEngine(UpdateRules):
 
     def _layout(self) -> str:
         """What decides how DeepSpeed arranges the state in its files, besides stage and world size."""
-        return f"{type(self._engine.basic_optimizer).__name__} over {self.decisions.precision.params} weights"
+        optimizer = self._engine.basic_optimizer
+        own = isinstance(optimizer, MasterWeights)
+        what = optimizer.steps if own else f"{type(optimizer).__name__} over"
+        return f"{what} {self.decisions.precision.params} weights"
 
     def _hyperparameters(self) -> list[dict[str, Any]]:
         """What a config may change at resume, and what DeepSpeed's loading overwrites with the checkpoint's."""
@@ -324,22 +354,6 @@ def import_deepspeed(device_type: str):  # type: ignore[no-untyped-def]
         if builder is not None:
             deepspeed.ops.__compatible_ops__[builder.NAME] = False
     return deepspeed
-
-
-def fused_adam(groups: list[ParamGroup], config: OptimConfig) -> torch.optim.Optimizer | None:
-    """DeepSpeed's FusedAdam, compiled at its first use; None, with a warning, where it cannot be compiled."""
-    from deepspeed.ops.adam import FusedAdam
-
-    try:
-        built: torch.optim.Optimizer = FusedAdam(groups, betas=config.betas, eps=config.eps, adam_w_mode=True)
-    except Exception as error:  # whatever its build raises: no compiler, no toolkit, another CUDA version
-        logging.getLogger(__name__).warning(
-            "DeepSpeed's FusedAdam cannot be built here (%s); zero_stage 0 below fp32 steps slowly without it, "
-            "zero_stage 1 does not",
-            str(error).splitlines()[0] if str(error) else type(error).__name__,
-        )
-        return None
-    return built
 
 
 def _step_device(optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> torch.device:

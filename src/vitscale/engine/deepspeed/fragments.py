@@ -16,6 +16,8 @@ import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state, safe_get_local_fp32_param
 from torch import nn
 
+from vitscale.engine.deepspeed.masters import MasterWeights
+
 
 class Fragments:
     """Access to fp32 state by timm's parameter names."""
@@ -29,6 +31,8 @@ class Fragments:
     def _whole_homes(self) -> dict[int, tuple[torch.Tensor, int]]:
         """Stage 0: the tensor that the optimizer steps on and where in it a parameter begins."""
         optimizer = self._engine.optimizer
+        if isinstance(optimizer, MasterWeights):
+            return {id(p): (master, 0) for p, master in optimizer.masters}
         if hasattr(optimizer, "fp32_groups"):  # torch's AdamW and others below fp32: one copy per parameter
             pairs = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
             return {id(p): (m, 0) for low, high in pairs for p, m in zip(low, high, strict=True)}
