@@ -76,7 +76,11 @@ class FakeEngine:
 class FakeLoader:
     updates_per_epoch = PER_EPOCH
 
+    def __init__(self) -> None:
+        self.began: list[int] = []
+
     def iterate(self, start: int, stop: int) -> Iterator[UpdateBatch]:
+        self.began.append(start)
         for window in range(start, stop):
             yield UpdateBatch((), IMAGES, window, window // PER_EPOCH)
 
@@ -114,6 +118,7 @@ class Session:
         on_evaluate: Callable[[int], None] = lambda update: None,
         recorder: Recorder = NULL,
         conclude: bool = True,
+        pacing: Any = None,
         **sections: Any,
     ) -> None:
         config = config_of(**sections)
@@ -129,8 +134,9 @@ class Session:
             self.engine.weight = read_weights(path)["weight"].item()
         engine: Any = self.engine
         loader: Any = FakeLoader()
+        self.loader = loader
         parts: Any = (engine, loader, self.plan, state, config, WORLD, run, self.evaluate, [self.heard])
-        self.trainer = Trainer(*parts, recorder, conclude)
+        self.trainer = Trainer(*parts, recorder, conclude, pacing)
 
     def evaluate(self, should_stop: Callable[[], bool]) -> EvalResult | None:
         self.on_evaluate(self.engine.update)
@@ -283,6 +289,58 @@ def test_the_recorder_hears_of_updates_and_of_evaluation_batches(tmp_path: Path)
     Session(tmp_path, recorder=told, skipped=frozenset({3})).fit()
     assert told.images == [IMAGES] * 10  # windows, whether their step was applied or not
     assert told.signs_of_life == 1  # the fake evaluation asks once
+
+
+# --- what each rank needs for its own part ------------------------------------------------------------------------
+
+
+class FakePacing:
+    """Says two numbers for each interval, and changes the shares after the update of `at`."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.updates, self.began = at, 0, 0
+        self.heard: list[tuple[list[float], int]] = []
+
+    def batches(self, batches: Iterator[UpdateBatch]) -> Iterator[UpdateBatch]:
+        for batch in batches:
+            self.updates += 1
+            yield batch
+
+    def restart(self) -> None:
+        self.began = self.updates
+
+    def say(self) -> list[float]:
+        return [7.0, float(self.updates - self.began)]
+
+    def hear(self, numbers: list[float], first_update: int, step_s: float) -> list[dict[str, Any]]:
+        assert step_s > 0
+        self.heard.append((numbers, first_update))
+        return [{"kind": "note", "text": "heard"}] if len(self.heard) == 1 else []
+
+    def rebalanced(self) -> list[dict[str, Any]]:
+        return [{"kind": "balance", "shares": [5, 3]}] if self.updates == self.at else []
+
+
+def test_pacing_rides_with_the_losses_and_its_events_are_told(tmp_path: Path) -> None:
+    pacing = FakePacing(at=99)
+    session = Session(tmp_path, pacing=pacing, losses={2: 3.0}, train={"epochs": 1})
+    session.fit()
+    assert pacing.heard == [([7.0, 2.0], 1), ([7.0, 2.0], 3), ([7.0, 1.0], 5)]
+    assert session.heard.of("note", "text") == ["heard"]
+    rows = [row for row in session.heard.rows if row["kind"] == "train"]
+    assert [row["losses"] for row in rows] == [[1.0, 1.0], [3.0, 1.0], [1.0]]
+    assert rows[0]["grad_norm"] == 0.5
+    assert not any("by_rank" in row for row in rows)
+
+
+def test_when_shares_change_the_loader_begins_anew_at_the_next_window(tmp_path: Path) -> None:
+    windows: list[int] = []
+    session = Session(tmp_path, pacing=FakePacing(at=4), on_window=windows.append)
+    session.fit()
+    assert windows == list(range(10))
+    assert session.loader.began == [0, 4]
+    assert session.heard.of("balance", "shares") == [[5, 3]]
+    assert session.heard.of("balance") == [4]
 
 
 # --- best ---------------------------------------------------------------------------------------------------------

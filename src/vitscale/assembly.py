@@ -6,8 +6,10 @@ here trains, reads a checkpoint or writes a file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from torch import nn
 
 from vitscale.config.decide import Decisions
 from vitscale.config.run import RunConfig
@@ -15,20 +17,26 @@ from vitscale.data.images import Splits
 from vitscale.data.loader import EvalLoader, TrainLoader
 from vitscale.data.sources import open_splits
 from vitscale.distributed import World, seed_everything
-from vitscale.engine.base import Engine
+from vitscale.engine.base import Engine, LossFn
 from vitscale.engine.build import build_engine
+from vitscale.errors import DeviceError
+from vitscale.estimate.pace import OwnPace, propose
 from vitscale.estimate.vit import check_resolution
 from vitscale.losses import build_loss
+from vitscale.measure.own_pace import measure_own_pace
 from vitscale.models.build import build_model, image_size
 from vitscale.models.drop_path import num_draws
+from vitscale.pacing import Balance, balance_text
 from vitscale.phases import NULL, Recorder
 from vitscale.trainer import Plan, plan_run
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What trains. fitted: sentences about how pretrained weights were made to fit."""
+    """What trains. decisions: with the shares that parallel.balance=auto has measured. fitted: sentences about how
+    pretrained weights were made to fit. balance: None unless shares may follow measured speed."""
 
+    decisions: Decisions
     engine: Engine
     loader: TrainLoader
     plan: Plan
@@ -36,6 +44,8 @@ class Parts:
     img_size: int
     num_classes: int
     fitted: tuple[str, ...]
+    balance: Balance | None
+    notes: tuple[str, ...]
 
 
 def open_data(config: RunConfig) -> Splits:
@@ -71,6 +81,8 @@ def assemble(
     if double:
         model.double()
     img_size = image_size(model)
+    loss = build_loss(config.train)
+    decisions, balance, notes = _balanced(model, loss, config, decisions, world, img_size)
     loader = TrainLoader(
         splits.train,
         config,
@@ -85,16 +97,50 @@ def assemble(
         device=world.device,
         pad_to_micro_batch=decisions.static_shapes,
         recorder=recorder,
+        shares=decisions.shares,
     )
     plan = plan_run(config, loader.updates_per_epoch)
-    loss = build_loss(config.train)
     total = plan.total_updates
     engine = build_engine(model, loss, config, decisions, world, total, recorder, resume_from=resume_from)
-    return Parts(engine, loader, plan, splits, img_size, num_classes, tuple(fitted))
+    return Parts(decisions, engine, loader, plan, splits, img_size, num_classes, tuple(fitted), balance, notes)
 
 
-def eval_loader(parts: Parts, config: RunConfig, decisions: Decisions, world: World) -> EvalLoader:
-    """The validation split of this rank."""
+def _balanced(
+    model: nn.Module, loss: LossFn, config: RunConfig, decisions: Decisions, world: World, img_size: int
+) -> tuple[Decisions, Balance | None, tuple[str, ...]]:
+    """With parallel.balance=auto: measure every rank and decide on shares, the same on all. Collective."""
+    if config.parallel.balance != "auto":
+        unequal = len(set(decisions.shares)) > 1
+        return decisions, None, (balance_text(decisions.shares),) if unequal else ()
+    if world.world_size == 1:
+        return decisions, None, ()
+    paces: list[OwnPace] = []
+    world.barrier()  # ranks of one host share its cores while they train, and so while they are measured
+    for rank, found in enumerate(world.gather(_own_pace(model, loss, config, decisions, world, img_size))):
+        if isinstance(found, str):
+            raise DeviceError(f"parallel.balance=auto cannot measure rank {rank}: {found}")
+        paces.append(found)
+    better = propose([pace.whole for pace in paces], decisions.shares, decisions.unit)
+    shares = better.shares if better else decisions.shares
+    why = (
+        "performance.compile or performance.cuda_graph keeps every shape as it is" if decisions.static_shapes else None
+    )
+    return replace(decisions, shares=shares), Balance(tuple(paces), why), (balance_text(shares, paces),)
+
+
+def _own_pace(
+    model: nn.Module, loss: LossFn, config: RunConfig, decisions: Decisions, world: World, img_size: int
+) -> OwnPace | str:
+    """This rank's, or why there is none: the other ranks wait to hear of it."""
+    try:
+        return measure_own_pace(model, loss, config, decisions, world.device, img_size)
+    except DeviceError as error:
+        return str(error)
+
+
+def eval_loader(parts: Parts, config: RunConfig, world: World) -> EvalLoader:
+    """The validation split of this rank, shared as the training set is."""
+    decisions = parts.decisions
     return EvalLoader(
         parts.splits.val,
         config,
@@ -106,4 +152,5 @@ def eval_loader(parts: Parts, config: RunConfig, decisions: Decisions, world: Wo
         world_size=world.world_size,
         device=world.device,
         pad_to_micro_batch=decisions.static_shapes,
+        shares=decisions.shares,
     )

@@ -25,7 +25,9 @@ from vitscale.distributed import World, environment_ranks, joined, make_determin
 from vitscale.engine.base import Engine
 from vitscale.errors import EXIT_OK, CheckpointError
 from vitscale.evaluate import EvalResult, evaluate
+from vitscale.measure.device_state import state_now
 from vitscale.observers.build import build_observers
+from vitscale.pacing import Pacing, unknown_state
 from vitscale.phases import NULL, Recorder
 from vitscale.results.files import write_atomically, write_json
 from vitscale.results.run_folder import CONFIG_FILE, check_run_folder, hold_run_folder
@@ -105,9 +107,22 @@ class _Run:
         watching: Sequence[Observer] = ()
         if world.main:
             watching = build_observers(config, self.out) if observers is None else observers
-        evaluator = Evaluator(parts, eval_loader(parts, config, self.decisions, world), world, ema=config.eval.use_ema)
+        val = eval_loader(parts, config, world)
+        evaluator = Evaluator(parts, val, world, ema=config.eval.use_ema)
+        pacing = self._pacing(parts, val)
         trainer = Trainer(
-            engine, parts.loader, plan, state, config, world, self.out, evaluator, watching, self.recorder, conclude
+            engine,
+            parts.loader,
+            plan,
+            state,
+            config,
+            world,
+            self.out,
+            evaluator,
+            watching,
+            self.recorder,
+            conclude,
+            pacing,
         )
         try:
             info = self._info(parts, state, resumed=resume is not None)
@@ -124,6 +139,12 @@ class _Run:
         if world.main:
             write_json(self.out / "result.json", asdict(result))
         return result
+
+    def _pacing(self, parts: Parts, val: EvalLoader) -> Pacing:
+        decided = parts.decisions
+        state = state_now(self.world.device) or unknown_state
+        loaders = (parts.loader, val)
+        return Pacing(parts.engine.own_time, self.world, decided.shares, decided.unit, loaders, parts.balance, state)
 
     def _resume_point(self, identity: dict[str, Any]) -> tuple[Path | None, tuple[str, ...]]:
         """The newest whole checkpoint, if this folder has one, which must belong to this config; and what to say of
@@ -151,7 +172,8 @@ class _Run:
 
     def _info(self, parts: Parts, state: TrainState, *, resumed: bool) -> dict[str, Any]:
         # How pretrained weights were fitted is of no interest to a run that has gone on from them.
-        notes = [*parts.splits.notes, *parts.loader.notes, *parts.engine.notes, *(() if resumed else parts.fitted)]
+        notes = [*parts.splits.notes, *parts.loader.notes, *parts.engine.notes, *parts.notes]
+        notes += () if resumed else parts.fitted
         if self.world.device.type == "cuda":
             notes += fallbacks(self.config, self.decisions.reasons)
         return {
@@ -162,6 +184,7 @@ class _Run:
             "device": str(self.world.device),
             "precision": "/".join(self.decisions.precision),
             **self.decisions.batch._asdict(),
+            "shares": list(parts.decisions.shares),
             "train_images": len(parts.splits.train),
             "val_images": len(parts.splits.val),
             "total_updates": parts.plan.total_updates,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,8 +22,10 @@ from vitscale.data.batch import UpdateBatch
 from vitscale.data.loader import TrainLoader
 from vitscale.distributed import StopRequest, World
 from vitscale.engine.base import Engine, StepOutput
+from vitscale.engine.edge import Edge
 from vitscale.errors import NonFiniteLoss, Stopped
 from vitscale.evaluate import EvalResult
+from vitscale.pacing import Pacing, as_tensor
 from vitscale.phases import NULL, Recorder
 
 Row = dict[str, Any]
@@ -83,13 +85,16 @@ class Trainer:
         observers: Sequence[Observer] = (),
         recorder: Recorder = NULL,
         conclude: bool = True,
+        pacing: Pacing | None = None,
     ) -> None:
-        """conclude: whether the end of training is evaluated and written as a checkpoint, and a stop written, too."""
+        """conclude: whether the end of training is evaluated and written as a checkpoint, and a stop written, too.
+        pacing: listens to what each rank needs for its own part; None: nobody does."""
         self.engine, self.loader, self.plan, self.state = engine, loader, plan, state
         self.config, self.world, self.run = config, world, run
         self.evaluate, self.observers, self.recorder, self.conclude = evaluate, observers, recorder, conclude
         self.train_seconds = 0.0  # of the updates of this session: no evaluation, no checkpoint
-        self._intervals = Intervals(world)
+        self._pacing = pacing
+        self._intervals = Intervals(world, pacing)
         self._nonfinite = 0
         self._lr = 0.0
 
@@ -103,21 +108,31 @@ class Trainer:
         try:
             self._evaluate_if_due(stop)  # a run stopped during an evaluation owes it
             self._intervals.restart()
-            if not self._done():
-                for batch in self.loader.iterate(self.state.window, self._last_window()):
-                    self._lr = self.engine.learning_rate()
-                    output = self.engine.train_batch(batch)
-                    self.recorder.update(batch.num_samples)
-                    self._advance(batch, output)
-                    self._after_update(stop)
-                    if stop.poll():
-                        self._stop()
-                    if self._done():
-                        break
+            while not self._done() and self.state.window < self._last_window():
+                self._train(stop)
             self._finish(stop)
         finally:
             stop.close()
         return self.state
+
+    def _train(self, stop: StopRequest) -> None:
+        """To the end, or until the shares of the ranks change: what was read ahead is by the old ones."""
+        batches: Iterable[UpdateBatch] = self.loader.iterate(self.state.window, self._last_window())
+        for batch in batches if self._pacing is None else self._pacing.batches(batches):
+            self._lr = self.engine.learning_rate()
+            output = self.engine.train_batch(batch)
+            self.recorder.update(batch.num_samples)
+            self._advance(batch, output)
+            self._after_update(stop)
+            if stop.poll():
+                self._stop()
+            if self._done() or self._rebalanced():
+                break
+
+    def _rebalanced(self) -> bool:
+        events = self._pacing.rebalanced() if self._pacing is not None else []
+        self._happened_all(events)
+        return bool(events)
 
     def _done(self) -> bool:
         target, best = self.config.train.target_top1, self.state.best_top1
@@ -162,6 +177,10 @@ class Trainer:
             "skipped": self.state.window - self.state.update,
         }
         for row in self._intervals.close(about, wait=wait):
+            by_rank = row.pop("by_rank")
+            if self._pacing is not None:
+                first = row["update"] - len(row["losses"]) + 1
+                self._happened_all(self._pacing.hear(by_rank, first, row["step_time_s"]))
             self.train_seconds += row["step_time_s"] * len(row["losses"])
             left = self.plan.total_updates - row["update"]
             self._tell({**row, "eta_s": left * row["step_time_s"]})
@@ -177,6 +196,10 @@ class Trainer:
     def _happened(self, kind: str, **values: Any) -> None:
         for observer in self.observers:
             observer.event({"kind": kind, "update": self.state.update, **values})
+
+    def _happened_all(self, events: Iterable[Row]) -> None:
+        for event in events:
+            self._happened(**event)
 
     def _give_up(self, row: Row) -> None:
         norm = "" if row["grad_norm"] is None else f", gradient norm {row['grad_norm']:.3g}"
@@ -273,8 +296,9 @@ class Intervals:
     """The updates between two rows. Losses and gradient norms are copied from the device behind its work and read one
     interval later, so that the host never waits for the device in the middle of training."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, pacing: Pacing | None = None) -> None:
+        """pacing: what it says of this rank is added up over ranks together with the losses."""
+        self._world, self._pacing = world, pacing
         self._cuda = world.device.type == "cuda"
         self._closed: deque[tuple[Row, torch.Tensor, Edge, Edge]] = deque()
         self.restart()
@@ -283,6 +307,8 @@ class Intervals:
         """Begin anew, so that evaluation and checkpoints do not count as training time."""
         self._outputs: list[StepOutput] = []
         self._images = 0
+        if self._pacing is not None:
+            self._pacing.restart()
         self._start = Edge(self._cuda)
 
     def add(self, output: StepOutput, images: int) -> None:
@@ -293,10 +319,13 @@ class Intervals:
     def close(self, about: Row, *, wait: bool) -> list[Row]:
         """End the interval and return the rows that are ready, oldest first. Collective."""
         if self._outputs:
-            losses = self._world.sum(torch.stack([output.loss for output in self._outputs]))
+            losses = torch.stack([output.loss for output in self._outputs])
+            own = self._pacing.say() if self._pacing is not None else []
+            summed = self._world.sum(torch.cat([losses, as_tensor(own, losses)]) if own else losses)
             norm = self._outputs[-1].grad_norm
-            numbers = torch.cat([losses, torch.full_like(losses[:1], math.nan) if norm is None else norm.reshape(1)])
+            numbers = torch.cat([torch.full_like(losses[:1], math.nan) if norm is None else norm.reshape(1), summed])
             row = {**about, "images": self._images, "has_norm": norm is not None, **memory(self._world.device)}
+            row["updates"] = len(self._outputs)
             begin = self._start
             numbers = numbers.detach().to("cpu", non_blocking=True)
             self.restart()
@@ -306,37 +335,18 @@ class Intervals:
 
     def _row(self, about: Row, numbers: torch.Tensor, begin: Edge, end: Edge) -> Row:
         seconds = end.since(begin)
-        *losses, norm = numbers.tolist()
-        images, has_norm = about.pop("images"), about.pop("has_norm")
+        norm, *summed = numbers.tolist()
+        images, has_norm, updates = about.pop("images"), about.pop("has_norm"), about.pop("updates")
+        losses, by_rank = summed[:updates], summed[updates:]
         return {
             **about,
             "loss": sum(losses) / len(losses),
             "losses": losses,
+            "by_rank": by_rank,
             "grad_norm": norm if has_norm else None,
             "images_per_s": images / seconds,
             "step_time_s": seconds / len(losses),
         }
-
-
-class Edge:
-    """A moment in training: of the device's own time line on CUDA, of the host's elsewhere."""
-
-    def __init__(self, cuda: bool) -> None:
-        self._time = time.monotonic()
-        self._event = torch.cuda.Event(enable_timing=True) if cuda else None  # type: ignore[no-untyped-call]
-        if self._event is not None:
-            self._event.record()
-
-    def passed(self) -> bool:
-        """Whether the device has come here; does not wait."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def since(self, before: Edge) -> float:
-        """Seconds from `before` to here; waits until the device has come here."""
-        if self._event is None or before._event is None:
-            return self._time - before._time
-        self._event.synchronize()
-        return float(before._event.elapsed_time(self._event)) / 1e3
 
 
 def memory(device: torch.device) -> Row:

@@ -50,6 +50,39 @@ def test_samples_do_not_depend_on_the_layout(data: dict[str, Any], world_size: i
             assert all(torch.equal(a, b) for a, b in zip(gather(loaders, 0, 4, name), expected, strict=True)), name
 
 
+@pytest.mark.parametrize("data", [FULL, {**PER_SAMPLE, "workers": 0}])
+@pytest.mark.parametrize(("shares", "accum"), [((10, 6), 1), ((2, 6), 2), ((8, 4, 2, 2), 1)])
+def test_samples_do_not_depend_on_unequal_shares(data: dict[str, Any], shares: tuple[int, ...], accum: int) -> None:
+    config, world_size = run_config(**data), len(shares)
+    reference = [train_loader(IMAGES, config, micro=16, num_draws=3)]
+    for pad in (False, True):
+        options = {"micro": sum(shares) // world_size, "accum": accum, "num_draws": 3, "world_size": world_size}
+        loaders = [
+            train_loader(IMAGES, config, rank=rank, shares=shares, pad_to_micro_batch=pad, **options)
+            for rank in range(world_size)
+        ]
+        for name in ("images", "targets", "draws", "weights"):
+            expected = gather(reference, 0, 4, name)
+            assert all(torch.equal(a, b) for a, b in zip(gather(loaders, 0, 4, name), expected, strict=True)), name
+        full = [next(loader.iterate(0, 1)) for loader in loaders]
+        assert [[len(batch.weights) for batch in update.micro_batches] for update in full] == [
+            [share] * accum for share in shares
+        ]
+
+
+def test_shares_change_between_two_windows() -> None:
+    reference = [train_loader(IMAGES, run_config(**FULL), micro=16)]
+    options = {"micro": 8, "world_size": 2}
+    loaders = [train_loader(IMAGES, run_config(**FULL), rank=rank, **options) for rank in range(2)]
+    before = gather(loaders, 0, 2, "images")
+    for loader in loaders:
+        loader.rebalance((12, 4))
+    after = gather(loaders, 2, 4, "images")
+    assert len(next(loaders[1].iterate(3, 4)).micro_batches[0].weights) == 4
+    for one, two in zip(before + after, gather(reference, 0, 4, "images"), strict=True):
+        assert torch.equal(one, two)
+
+
 @pytest.mark.parametrize("data", [FULL, PER_SAMPLE, IN_WORKERS])
 def test_any_window_can_be_restarted(data: dict[str, Any]) -> None:
     loader = train_loader(IMAGES, run_config(**data), micro=8, num_draws=2)
@@ -259,6 +292,23 @@ def test_evaluation_sees_each_sample_once(world_size: int, pad: bool, count: int
         assert {len(batch.images) for part in batches for batch in part} == {4}
 
 
+@pytest.mark.parametrize("count", [1, 3, 45])
+def test_evaluation_by_shares_sees_each_sample_once(count: int) -> None:
+    images = memory_images(count)
+    options: dict[str, Any] = {"micro_batch_size": 4, "img_size": 8, "mean": (0.0,) * 3, "std": (1 / 255,) * 3}
+    loaders = [EvalLoader(images, run_config(), rank=r, world_size=3, **options) for r in range(3)]
+    even = [len(batch.weights) for batch in loaders[0]]
+    for loader in loaders:
+        loader.rebalance((20, 5, 5))  # 8, 2 and 2 of 12
+    batches = [list(loader) for loader in loaders]
+    assert {len(part) for part in batches} == {len(loader) for loader in loaders} == {-(-count // 12)}
+    rows = torch.cat([batch.images[batch.weights > 0] for part in batches for batch in part])
+    assert torch.equal(rows.round().to(torch.uint8), images.pixels)
+    if count == 45:
+        assert even[0] == 4
+        assert [len(part[0].weights) for part in batches] == [8, 2, 2]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_crops_the_centre_of_files_as_of_memory(workers: int) -> None:
     images = memory_images(6, 40, 30)
@@ -304,3 +354,18 @@ def test_an_evaluation_set_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> No
         assert torch.equal(one.images, two.images)
         assert torch.equal(one.targets, two.targets)
         assert torch.equal(one.weights, two.weights)
+
+
+def test_new_shares_also_hold_for_a_split_that_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitscale.data import loader as loader_module
+
+    monkeypatch.setattr(loader_module, "may_stay", lambda pixels, device: True)
+    options: dict[str, Any] = {"micro_batch_size": 4, "img_size": 8, "mean": (0.0,) * 3, "std": (1 / 255,) * 3}
+    loaders = [EvalLoader(IMAGES, run_config(), rank=rank, world_size=2, **options) for rank in range(2)]
+    for shares, sizes in (((1, 1), [4, 4]), ((3, 1), [6, 2])):
+        for loader in loaders:
+            loader.rebalance(shares)
+        batches = [list(loader) for loader in loaders]
+        assert [len(part[0].weights) for part in batches] == sizes
+        rows = torch.cat([batch.images[batch.weights > 0] for part in batches for batch in part])
+        assert torch.equal(rows.round().to(torch.uint8), IMAGES.pixels)

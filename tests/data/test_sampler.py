@@ -45,7 +45,7 @@ def test_drop_last_with_too_few_samples_is_refused() -> None:
 @pytest.mark.parametrize(("micro_batch_size", "unit"), [(1, 1), (3, 1), (4, 1), (2, 2), (4, 2)])
 def test_shares_cover_every_position_once_with_equal_counts(world_size: int, micro_batch_size: int, unit: int) -> None:
     for num_real in range(1, 40):
-        shares = [share(num_real, rank, world_size, micro_batch_size, unit) for rank in range(world_size)]
+        shares = [share(num_real, rank, [micro_batch_size] * world_size, unit) for rank in range(world_size)]
         covered = [position for ranges in shares for start, stop in ranges for position in range(start, stop)]
         assert covered == list(range(num_real))
         assert len({len(ranges) for ranges in shares}) == 1
@@ -58,12 +58,28 @@ def test_shares_cover_every_position_once_with_equal_counts(world_size: int, mic
         assert len(shares[0]) == -(-max(sizes) // micro_batch_size)
 
 
+@pytest.mark.parametrize(("sizes", "unit"), [((2, 1), 1), ((1, 3), 1), ((5, 1, 1), 1), ((4, 2, 1, 1), 1), ((6, 2), 2)])
+def test_unequal_shares_cover_every_position_once_in_step(sizes: tuple[int, ...], unit: int) -> None:
+    for num_real in range(1, 60):
+        shares = [share(num_real, rank, sizes, unit) for rank in range(len(sizes))]
+        covered = [position for ranges in shares for start, stop in ranges for position in range(start, stop)]
+        assert covered == list(range(num_real))
+        assert {len(ranges) for ranges in shares} == {-(-num_real // sum(sizes))}
+        for size, ranges in zip(sizes, shares, strict=True):
+            assert all(stop - start <= size for start, stop in ranges)
+            assert all(start % unit == 0 for start, stop in ranges if start < stop)
+            assert all(0 <= start < num_real for start, _ in ranges)
+            quota = num_real * size / sum(sizes)
+            assert abs(sum(stop - start for start, stop in ranges) - quota) < 2 * unit
+
+
 def test_a_full_window_gives_grad_accum_steps_full_micro_steps() -> None:
     for rank in range(4):
-        ranges = share(4 * 3 * 8, rank, 4, 8, 2)
+        ranges = share(4 * 3 * 8, rank, [8] * 4, 2)
         assert [stop - start for start, stop in ranges] == [8, 8, 8]
+    assert share(3 * 32, 1, [22, 10], 2) == [(66, 76), (76, 86), (86, 96)]
 
 
 def test_pairs_need_an_even_micro_batch() -> None:
     with pytest.raises(ConfigError, match=r"train\.micro_batch_size=3 must be even"):
-        share(10, 0, 1, 3, 2)
+        share(10, 0, [3], 2)

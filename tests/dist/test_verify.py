@@ -39,6 +39,7 @@ def test_all_engines_make_the_same_update(tmp_path: Path) -> None:
     assert not proof["missing"]
     variants = {f["variant"] for f in proof["figures"]}
     assert {"sgd-accum1", "sgd-accum2", "sgd-accum4", "sgd-accum1-tail1", "sgd-accum1-clip"} <= variants
+    assert {"sgd-accum1-balance2-1", "sgd-accum2-mixing-balance3-1", "sgd-accum1-tail1-balance3-1"} <= variants
 
 
 def test_a_wrong_linear_is_found(tmp_path: Path) -> None:
@@ -59,6 +60,23 @@ def test_wrong_weighting_of_a_short_window_is_found(tmp_path: Path) -> None:
     assert code == 1, text
     assert ("sgd-accum1", "losses") in failed(proof)
     assert ("sgd-accum1", "gradients") not in failed(proof)  # the first window is whole
+
+
+def test_averaging_the_means_of_unequal_ranks_is_found(tmp_path: Path) -> None:
+    variants = ["--variant", "sgd-accum1-balance2-1", "--variant", "sgd-accum1"]
+    code, proof, text = run_verify(tmp_path, "--engine", "ddp", *variants, fault="mean_of_means")
+    assert code == 1, text
+    assert ("sgd-accum1-balance2-1", "gradients") in failed(proof)
+    assert ("sgd-accum1", "gradients") not in failed(proof)  # equal ranks hide it
+
+
+@pytest.mark.timeout(600)
+def test_four_unequal_ranks_make_the_update_of_one_process(tmp_path: Path) -> None:
+    variants = ["sgd-accum1-balance4-2-1-1", "sgd-accum1-tail1-balance4-2-1-1", "sgd-accum2-mixing-balance4-2-1-1"]
+    arguments = [word for name in variants for word in ("--variant", name)]
+    code, proof, text = run_verify(tmp_path, "--nproc", "4", "--engine", "fsdp2", *arguments)
+    assert code == 0, text
+    assert {f["variant"] for f in proof["figures"]} == set(variants)
 
 
 def test_below_fp32_the_floor_is_the_bound(tmp_path: Path) -> None:

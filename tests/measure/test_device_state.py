@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from nvml_fake import FakeNvml, properties_of
 
 from vitscale.measure import device_state, links
-from vitscale.measure.device_state import DeviceWatch
+from vitscale.measure.device_state import DeviceWatch, state_now
 from vitscale.results.record import DeviceState
 
 
@@ -106,3 +107,23 @@ def test_links_between_gpus(nvml: FakeNvml) -> None:
         "nvlinks": [0, 0],
         "pcie": ["gen5 x16", "gen5 x16"],
     }
+
+
+def test_the_state_of_now(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = state_now(torch.device("cuda", 0))
+    assert ask is not None
+    assert ask() == (1980, 55)
+
+    def silent(handle: str, which: int) -> int:
+        raise nvml.NVMLError("not supported")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetTemperature", silent)
+    clock, temperature = ask()
+    assert clock == 1980
+    assert math.isnan(temperature)
+
+
+def test_without_nvml_there_is_no_state_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert state_now(torch.device("cpu")) is None
+    monkeypatch.setattr(device_state, "load_nvml", lambda: None)
+    assert state_now(torch.device("cuda", 0)) is None

@@ -54,6 +54,19 @@ def test_points_carry_updates_images_and_training_time() -> None:
     }
 
 
+def test_shares_and_stragglers_are_kept() -> None:
+    collector = Collector()
+    collector.start({"notes": [], "shares": [12, 12]})
+    assert collector.shares == [12, 12]
+    collector.event({"kind": "balance", "update": 8, "shares": [16, 8], "gain": 0.5})
+    row = {"kind": "straggler", "update": 9, "rank": 1, "since": 5, "cost_s": 0.01, "step_s": 0.04}
+    collector.event({**row, "sm_clock_mhz": 990.0, "temperature_c": None})
+    assert collector.shares == [16, 8]
+    (warning,) = collector.warnings
+    assert warning.startswith("rank 1 has kept the others waiting since update 5")
+    assert warning.endswith("10 ms longer than theirs, of 40 ms (its GPU: 990 MHz)")
+
+
 def test_training_time_comes_from_the_clock_that_leaves_measuring_out() -> None:
     times = iter((0.7, 1.9))
     collector = Collector(lambda: next(times))

@@ -87,9 +87,7 @@ def summarise_case(case: Case) -> CaseSummary:
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=_largest(measured, lambda m: m.peak_reserved_bytes),
         peak_rss_bytes=_largest(measured, lambda m: m.peak_rss_bytes),
-        bytes_per_image=allocated / case.identity.micro_batch_size
-        if allocated and case.identity.micro_batch_size
-        else None,
+        bytes_per_image=_bytes_per_image(case),
         attribution=_attribution(measured),
         attribution_unknown=_unknown(measured),
         communication_bytes=_first(m.communication.bytes_per_update for m in measured),
@@ -213,6 +211,18 @@ def target_point(learning: Learning) -> Point | None:
     """The first evaluation that reached the target."""
     target = learning.target
     return None if target is None else next((point for point in learning.points if point.accuracy >= target), None)
+
+
+def _bytes_per_image(case: Case) -> float | None:
+    """Of the rank that allocates most for each of its images; ranks may take unequal shares."""
+    even = case.identity.micro_batch_size
+    ranks = [
+        peak / images
+        for m in case.measurements
+        for peak, images in zip(m.peak_allocated_bytes, m.shares or [even] * len(m.peak_allocated_bytes), strict=False)
+        if images
+    ]
+    return max(ranks, default=None)
 
 
 def _warnings(case: Case) -> tuple[str, ...]:

@@ -95,6 +95,7 @@ def _random_data(bench: Bench) -> RunConfig:
     tree["model"]["num_classes"] = classes or 1000
     batch = {"micro_batch_size": decisions.batch.micro_batch_size, "grad_accum_steps": 1, "global_batch_size": None}
     tree["train"] |= {"epochs": None, "max_updates": 10**6, **batch}
+    tree["parallel"]["balance"] = "none"  # as the peers share
     tree["optim"] |= {"name": "adamw", "clip_grad": None, "ema_decay": None, "layer_decay": None}
     return build_config(tree)
 

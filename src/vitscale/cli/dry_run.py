@@ -84,7 +84,7 @@ def _memory(plan: Plan, shape: ViTShape, count: int | None) -> list[tuple[str, s
     )
     activations = activation_bytes(
         shape,
-        decisions.batch.micro_batch_size,
+        max(decisions.shares),
         compute=decisions.precision.compute,
         params=decisions.precision.params,
         checkpointing=config.performance.checkpointing,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from vitscale.config.augment import check_augmentation, check_normalisation
+from vitscale.config.balance import fixed_shares
 from vitscale.config.batch import BatchTriple, solve_batch
 from vitscale.config.performance import FastPaths, Place, Reason, fast_paths
 from vitscale.config.run import RunConfig
@@ -40,7 +41,11 @@ class Precision(NamedTuple):
 
 @dataclass(frozen=True)
 class Decisions:
-    """A config with nothing left open that can be known without the data and the device."""
+    """A config with nothing left open that can be known without the data and the device.
+
+    shares: images of a micro-step by rank. Their sum is micro_batch_size x world_size; with parallel.balance=auto they
+    are equal until the ranks have been measured. unit: images that stay on one rank, 2 where pairs are mixed.
+    """
 
     engine: EngineName
     zero_stage: int
@@ -48,6 +53,8 @@ class Decisions:
     precision: Precision
     world_size: int
     fast: FastPaths
+    shares: tuple[int, ...]
+    unit: int
     reasons: tuple[Reason, ...]
 
     @property
@@ -107,6 +114,8 @@ def decide(config: RunConfig, *, world_size: int, device_type: str | None = None
     _check_optimizer(config, engine, stage, precision)
     fast, why_fast = fast_paths(config, Place(engine, stage, world_size, device_type))
     _check_mixing(config, batch)
+    unit = 2 if _mixes(config) else 1
+    shares, why_shares = _shares(config, batch, world_size, unit)
     check_augmentation(config.data, config.model.in_chans)
     check_normalisation(config.data, config.model.in_chans)
     reasons = (
@@ -115,9 +124,10 @@ def decide(config: RunConfig, *, world_size: int, device_type: str | None = None
         Reason("precision", "/".join(precision), precision.meaning),
         *([Reason("precision.compute", "float8", _FLOAT8)] if precision.compute == "float8" else []),
         *why_fast,
+        *why_shares,
         _data_reason(config),
     )
-    return Decisions(engine, stage, batch, precision, world_size, fast, reasons)
+    return Decisions(engine, stage, batch, precision, world_size, fast, shares, unit, reasons)
 
 
 def _engine(config: RunConfig, world_size: int) -> tuple[EngineName, str]:
@@ -141,6 +151,24 @@ def _batch_reasons(config: RunConfig, batch: BatchTriple, world_size: int) -> It
         if name not in given:
             why = f"{' and '.join(given) or 'nothing'} given; data-parallel size {world_size}"
             yield Reason(f"train.{name}", str(value), why)
+
+
+def _shares(
+    config: RunConfig, batch: BatchTriple, world_size: int, unit: int
+) -> tuple[tuple[int, ...], tuple[Reason, ...]]:
+    balance, even = config.parallel.balance, (batch.micro_batch_size,) * world_size
+    if balance == "none":
+        return even, ()
+    if balance == "auto":
+        why = "measured when training starts" if world_size > 1 else "one process has all"
+        return even, (Reason("parallel.balance", "auto", why),)
+    shares = fixed_shares(balance, batch.micro_batch_size, world_size, unit)
+    words = ", ".join(map(str, shares))
+    return shares, (Reason("parallel.balance", words, "images of each micro-step by rank, as weighted"),)
+
+
+def _mixes(config: RunConfig) -> bool:
+    return bool(config.data.mixup or config.data.cutmix)
 
 
 def _data_reason(config: RunConfig) -> Reason:
@@ -215,7 +243,7 @@ def _check_optimizer(config: RunConfig, engine: str, stage: int, precision: Prec
 
 
 def _check_mixing(config: RunConfig, batch: BatchTriple) -> None:
-    if (config.data.mixup or config.data.cutmix) and batch.micro_batch_size % 2:
+    if _mixes(config) and batch.micro_batch_size % 2:
         raise ConfigError(
             f"data.mixup and data.cutmix mix pairs of images, so train.micro_batch_size={batch.micro_batch_size} "
             "must be even"

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from vitscale.config.balance import check_weights
+
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -137,6 +139,16 @@ class ParallelConfig(Section):
         "auto", description="auto: single for one process, ddp for more"
     )
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(0, description="DeepSpeed's ZeRO stage")
+    balance: Literal["none", "auto"] | tuple[float, ...] = Field(
+        "none",
+        description="images of a micro-step by rank; none: the same; auto: by measured speed; or a weight per rank",
+    )
+
+    @model_validator(mode="after")
+    def _weights_possible(self) -> ParallelConfig:
+        if isinstance(self.balance, tuple):
+            check_weights(self.balance)
+        return self
 
 
 class PerformanceConfig(Section):

@@ -9,7 +9,7 @@ micro-steps nor a restart changes what a sample looks like.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitscale.config.augment import check_augmentation
+from vitscale.config.balance import divide
 from vitscale.config.batch import BatchTriple
 from vitscale.config.run import DataConfig, RunConfig, TrainConfig
 from vitscale.data.batch import MicroBatch, UpdateBatch
@@ -113,7 +114,9 @@ class TrainLoader:
         device: torch.device = CPU,
         pad_to_micro_batch: bool = False,
         recorder: Recorder = NULL,
+        shares: Sequence[int] = (),
     ) -> None:
+        """shares: images of a micro-step by rank; without them batch.micro_batch_size on each."""
         data = config.data
         check_augmentation(data, len(mean))
         self.train, self.data, self.batch = train, data, batch
@@ -134,7 +137,12 @@ class TrainLoader:
         keep = config.performance.data_on_device and self._reader.transform is None
         self._resident = resident_pixels(train.pixels, device) if keep else None
         self._stager = Stager(device, beside=self._resident is None)
-        share(batch.global_batch_size, rank, world_size, batch.micro_batch_size, self.unit)  # refuses odd pairs now
+        self.rebalance(shares or (batch.micro_batch_size,) * world_size)
+
+    def rebalance(self, shares: Sequence[int]) -> None:
+        """Take these images of each micro-step by rank from the next `iterate` on."""
+        share(self.batch.global_batch_size, self.rank, shares, self.unit)  # refuses odd pairs now
+        self.shares = tuple(shares)
 
     def _make_reader(self) -> Reader:
         in_memory = self.train.pixels is not None
@@ -189,9 +197,7 @@ class TrainLoader:
     ) -> Iterator[Job]:
         for number in range(start_window, stop_window):
             draws = self._draw(self.sampler.window(number))
-            ranges = share(
-                len(draws.window.indices), self.rank, self.world_size, self.batch.micro_batch_size, self.unit
-            )
+            ranges = share(len(draws.window.indices), self.rank, self.shares, self.unit)
             micro_plans = [self._plan(draws, start, stop) for start, stop in ranges]
             plans.append((draws.window, micro_plans))
             yield from (plan.job for plan in micro_plans)
@@ -218,7 +224,7 @@ class TrainLoader:
     def _plan(self, draws: _WindowDraws, start: int, stop: int) -> _MicroPlan:
         """The micro-step of positions start..stop; padding repeats the last position with weight 0."""
         num_real = stop - start
-        length = self.batch.micro_batch_size if self.pad_to_micro_batch else max(num_real, 1)
+        length = self.shares[self.rank] if self.pad_to_micro_batch else max(num_real, 1)
         positions = np.minimum(np.arange(start, start + length), max(stop - 1, start))
         indices = draws.window.indices[positions]
         targets = self.train.labels[indices]
@@ -300,12 +306,14 @@ class EvalLoader:
         world_size: int = 1,
         device: torch.device = CPU,
         pad_to_micro_batch: bool = False,
+        shares: Sequence[int] = (),
     ) -> None:
-        self.split = split
-        self.micro_batch_size, self.pad_to_micro_batch = micro_batch_size, pad_to_micro_batch
+        """shares: in which proportion the ranks share a micro-step of micro_batch_size x world_size images."""
+        self.split, self.rank, self.pad_to_micro_batch = split, rank, pad_to_micro_batch
+        self._together = micro_batch_size * world_size
         self.img_size, self.device = img_size, device
         self._mean, self._std = as_channels(mean, device), as_channels(std, device)
-        self._ranges = share(len(split), rank, world_size, micro_batch_size)
+        self.rebalance(shares or (1,) * world_size)
         data, in_memory = config.data, split.pixels is not None
         in_worker = WorkerTransform(data, img_size, in_memory=False, augment=False, crop_share=data.eval_crop)
         self._reader = Reader(split, None if in_memory else in_worker)
@@ -313,6 +321,12 @@ class EvalLoader:
         self._crop_share = data.eval_crop if in_memory else 1.0
         self._stager = Stager(device)
         self._keep = config.performance.data_on_device and may_stay(split.pixels, device)
+
+    def rebalance(self, shares: Sequence[int]) -> None:
+        """Share in this proportion from the next iteration on."""
+        sizes = divide(shares, self._together)
+        self.micro_batch_size = sizes[self.rank]
+        self._ranges = share(len(self.split), self.rank, sizes)
         self._kept: list[dict[str, torch.Tensor]] | None = None
 
     def __len__(self) -> int:

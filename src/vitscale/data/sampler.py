@@ -8,6 +8,7 @@ the micro-batch size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -54,22 +55,24 @@ class Sampler:
         return Window(window, epoch, self._order[start : start + self.global_batch_size])
 
 
-def share(num_real: int, rank: int, world_size: int, micro_batch_size: int, unit: int = 1) -> list[tuple[int, int]]:
+def share(num_real: int, rank: int, sizes: Sequence[int], unit: int = 1) -> list[tuple[int, int]]:
     """The ranges (start, stop) of positions 0..num_real that `rank` takes, one per micro-step.
 
-    The same number of ranges on every rank; whole units (the last unit may be short); ranks differ by one unit at
-    most. Micro-steps are filled one after the other, so that few new batch shapes arise. A micro-step without
-    samples is (x, x), and x is a position inside, since the last rank is never the short one: it runs one image of
-    weight 0.
+    sizes: images of a micro-step by rank. The same number of ranges on every rank; whole units (the last unit may be
+    short); each rank's images are in proportion to its size, to within a unit, so that none has more full micro-steps
+    than the others. Micro-steps are filled one after the other, so that few new batch shapes arise. A micro-step
+    without samples is (x, x), and x is a position inside, since the last rank is never the short one: it runs one
+    image of weight 0.
     """
-    if micro_batch_size % unit:
+    odd = next((size for size in sizes if size % unit), None)
+    if odd is not None:
         raise ConfigError(
-            f"data.mixup and data.cutmix mix pairs of images, so train.micro_batch_size={micro_batch_size} must be even"
+            f"data.mixup and data.cutmix mix pairs of images, so train.micro_batch_size={odd} must be even"
         )
-    units = -(-num_real // unit)
-    most = min(-(-units // world_size) * unit, num_real)
-    num_steps = -(-most // micro_batch_size)
-    first = min(units * rank // world_size * unit, num_real)
-    last = min(units * (rank + 1) // world_size * unit, num_real)
-    edges = [min(first + step * micro_batch_size, last) for step in range(num_steps + 1)]
+    units, whole = -(-num_real // unit), sum(sizes)
+    before = sum(sizes[:rank])
+    num_steps = -(-units // (whole // unit))
+    first = min(units * before // whole * unit, num_real)
+    last = min(units * (before + sizes[rank]) // whole * unit, num_real)
+    edges = [min(first + step * sizes[rank], last) for step in range(num_steps + 1)]
     return list(pairwise(edges))

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from vitscale.data.batch import UpdateBatch
+from vitscale.engine.own_time import OwnTime
 
 LossFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(logits (B, K) float32, targets (B,) or (B, K)) -> per-sample losses (B,) float32."""
@@ -46,6 +47,7 @@ class Engine(Protocol):
     module: nn.Module  # the model as eval_forward runs it
     update: int  # applied updates so far
     notes: tuple[str, ...]  # sentences about what was chosen at the start, to be said once
+    own_time: OwnTime  # this rank's own part of an update, where somebody asks
 
     def train_batch(self, batch: UpdateBatch) -> StepOutput:
         """Run all micro-steps and one optimizer step (learning rate of update number `self.update`, EMA included)."""

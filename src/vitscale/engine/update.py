@@ -18,6 +18,7 @@ from vitscale.config.run import RunConfig
 from vitscale.data.batch import MicroBatch
 from vitscale.distributed import World
 from vitscale.engine.base import LossFn
+from vitscale.engine.own_time import OwnTime, waits_in_forward
 from vitscale.models.drop_path import num_draws, set_draws
 from vitscale.optim.schedule import lr_factor, peak_lr
 from vitscale.parallel.apply import DTYPES
@@ -54,7 +55,14 @@ class UpdateRules:
         tf32 = decisions.precision.compute == "tf32"
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32  # on by torch's default, so that fp32 would embed patches in TF32
+        self.own_time = self._own_time(model)
         self.notes = self._set_attention(model)
+
+    def _own_time(self, model: nn.Module) -> OwnTime:
+        waits = waits_in_forward(self.decisions.engine, self.decisions.zero_stage)
+        fast = self.decisions.fast
+        possible = not fast.cuda_graph and not (waits and fast.compile)
+        return OwnTime(self.world.device, model if waits else None, possible=possible)
 
     def _set_attention(self, model: nn.Module) -> tuple[str, ...]:
         """The same kernel on every rank; what to tell people of it."""
@@ -94,7 +102,8 @@ class UpdateRules:
 
     def weighted_loss(self, micro: MicroBatch, scale: float | torch.Tensor) -> torch.Tensor:
         """Forward of one micro-batch: sum of weight x loss, times `scale` (or a () tensor of it); () float32."""
-        logits = self.forward(micro.images, micro.draws)
+        with self.own_time.forward(len(micro.images)):
+            logits = self.forward(micro.images, micro.draws)
         return (self._loss_fn(logits, micro.targets) * micro.weights).sum() * scale
 
     def forward(self, images: torch.Tensor, draws: torch.Tensor | None) -> torch.Tensor:

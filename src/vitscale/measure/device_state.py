@@ -6,6 +6,7 @@ counter is read at the window's two ends. NVML talks to the driver, not to the C
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 from collections.abc import Callable
@@ -88,6 +89,26 @@ class DeviceWatch:
             return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
         except self._nvml.NVMLError:
             return None
+
+
+def state_now(device: torch.device) -> Callable[[], tuple[float, float]] | None:
+    """Asks NVML for (SM clock in MHz, temperature in degrees Celsius) when called, NaN for what it does not tell; None
+    without NVML. For runs that are not measured: no thread, a question now and then."""
+    nvml: Any = load_nvml() if device.type == "cuda" else None
+    handle: Any = None if nvml is None else handle_of(nvml, device)
+    if handle is None:
+        return None
+
+    def ask(question: Callable[[], float]) -> float:
+        try:
+            return float(question())
+        except nvml.NVMLError:
+            return math.nan
+
+    return lambda: (
+        ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+    )
 
 
 def load_nvml() -> Any:

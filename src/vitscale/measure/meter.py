@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from vitscale.engine.edge import Edge
 from vitscale.measure.communication import all_reduce_bandwidth
 from vitscale.measure.device_state import DeviceWatch
 from vitscale.measure.memory import Peak, PeakMemory
@@ -26,7 +27,6 @@ from vitscale.measure.shares import MIN_TRACED, Findings, RankShares, share_out
 from vitscale.measure.trace import Tracer
 from vitscale.measure.windows import SPANNED, InsideOne, Window
 from vitscale.phases import Gather, Part, Phase
-from vitscale.trainer import Edge
 
 StageName = Literal["warmup", "counted", "traced", "over"]
 LEAD_IN = 2  # traced updates that are thrown away: the profiler's first ones are slow

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from vitscale.engine.edge import Edge
 from vitscale.measure.trace import Mark
-from vitscale.trainer import Edge
 
 ASIDE = ("evaluate", "checkpoint")
 TIMED = ("data_wait", "host_to_device", "forward", "backward", "optimizer", "step")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from vitscale.engine.edge import Edge
 from vitscale.measure.phase_clock import Span
 from vitscale.phases import Part
-from vitscale.trainer import Edge
 
 LAG = 64  # device events of updates this old are read while training goes on, if the device has passed them
 SPANNED = 20  # counted updates whose phases are timed on the device

@@ -131,6 +131,7 @@ class Measurement(_Part):
     attribution: Attribution | None = None
     attribution_missing: str | None = Field(None, description="why there is none")
     recompiles: int | None = None
+    shares: tuple[int, ...] = Field((), description="images of a micro-step by rank, as the run ended")
     skipped_updates: int = 0
     warnings: tuple[str, ...] = ()
 

@@ -21,9 +21,11 @@ from vitscale.distributed import environment_ranks, pick_device
 from vitscale.engine.graph import DDP_WARMUP
 from vitscale.errors import EXIT_OK
 from vitscale.estimate.communication import gradient_bytes
+from vitscale.estimate.pace import Straggler
 from vitscale.launch.child import run_rank
 from vitscale.measure.environment import describe
 from vitscale.measure.meter import Meter
+from vitscale.pacing import straggler_text
 from vitscale.run import train
 from vitscale.study.case import load_payload, save_result
 from vitscale.study.heartbeat import Heartbeat, Watched
@@ -64,7 +66,13 @@ def run_case(folder: Path) -> int:
             conclude=False,
         )
     if rank == 0:
-        measurement = {**meter.result(), "losses": collector.losses, "skipped_updates": collector.skipped}
+        measurement = {
+            **meter.result(),
+            "losses": collector.losses,
+            "skipped_updates": collector.skipped,
+            "shares": collector.shares,
+            "warnings": collector.warnings,
+        }
         save_result(
             folder,
             {
@@ -125,6 +133,8 @@ class Collector:
         self.info: dict[str, Any] = {}
         self.losses: list[float] = []
         self.skipped = 0
+        self.shares: list[int] = []
+        self.warnings: list[str] = []
         self._points: list[dict[str, Any]] = []
         self._seconds = 0.0
         self._images = 0
@@ -132,6 +142,7 @@ class Collector:
     def start(self, info: dict[str, Any]) -> None:
         """Keep what the run says of itself."""
         self.info = info
+        self.shares = info.get("shares", [])
 
     def metrics(self, row: dict[str, Any]) -> None:
         """Rows of training come before the evaluation that ends their interval."""
@@ -147,7 +158,12 @@ class Collector:
             self._points.append({**point, "accuracy": row["top1"], "loss": row["loss"]})
 
     def event(self, row: dict[str, Any]) -> None:
-        """Checkpoints and notes are of no interest here."""
+        """Of unequal ranks only: their shares, and who kept the others waiting."""
+        if row["kind"] == "balance":
+            self.shares = row["shares"]
+        elif row["kind"] == "straggler":
+            found = Straggler(row["rank"], row["since"], row["cost_s"], row["step_s"])
+            self.warnings.append(straggler_text(found, row["sm_clock_mhz"] or 0.0, row["temperature_c"] or 0.0))
 
     def close(self) -> None:
         """Nothing is open."""

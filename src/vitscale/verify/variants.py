@@ -37,7 +37,8 @@ FLOOR_FACTOR = 10.0
 
 @dataclass(frozen=True)
 class Variant:
-    """One run of the proof. tail: images in the last window of an epoch (fewer than ranks: some have none)."""
+    """One run of the proof. tail: images in the last window of an epoch (fewer than ranks: some have none). balance:
+    weights of the ranks; none: all take the same."""
 
     optimizer: str = "sgd"
     accum: int = 1
@@ -48,6 +49,7 @@ class Variant:
     checkpointing: bool = False
     compile: bool = False
     cuda_graph: bool = False
+    balance: tuple[int, ...] = ()
 
     @property
     def mathematics(self) -> tuple[Any, ...]:
@@ -60,6 +62,7 @@ class Variant:
         words = [self.optimizer, f"accum{self.accum}"]
         words += [w for w in ("clip", "mixing", "double", "checkpointing", "compile", "cuda_graph") if getattr(self, w)]
         words += [f"tail{self.tail}"] if self.tail != Variant.tail else []
+        words += [f"balance{'-'.join(map(str, self.balance))}"] if self.balance else []
         return "-".join(words)
 
     @property
@@ -69,12 +72,12 @@ class Variant:
 
     def plain(self, accum: int) -> Variant:
         """The same mathematics on one process: the reference (accum 1) or the noise floor (accum 2)."""
-        return replace(self, accum=accum, checkpointing=False, compile=False, cuda_graph=False)
+        return replace(self, accum=accum, checkpointing=False, compile=False, cuda_graph=False, balance=())
 
 
-def variants(config: RunConfig, engine: str, fast: FastPaths) -> list[Variant]:
-    """The variants of a job: accumulation 1, 2, 4, a short tail, clipping, mixing with drop path, AdamW, fp64, and the
-    fast paths that the config takes on this engine."""
+def variants(config: RunConfig, engine: str, fast: FastPaths, world_size: int = 1) -> list[Variant]:
+    """The variants of a job: accumulation 1, 2, 4, a short tail, clipping, mixing with drop path, AdamW, fp64, the
+    fast paths that the config takes on this engine, and ranks with unequal shares."""
     found = [
         Variant(),
         Variant(accum=2),
@@ -94,7 +97,19 @@ def variants(config: RunConfig, engine: str, fast: FastPaths) -> list[Variant]:
         found += [whole, replace(whole, accum=2, mixing=True), replace(whole, optimizer="adamw", accum=2, clip=True)]
     if engine != "deepspeed" and config.precision.compute == "fp32":
         found.append(Variant("adamw", double=True))
-    return found
+    return found + list(_unequal(world_size))
+
+
+def _unequal(world_size: int) -> Iterator[Variant]:
+    """Shares 2:1 and 3:1 on two ranks, 4:2:1:1 on four; among others the first rank takes two or three parts."""
+    if world_size == 1:
+        return
+    rest = (2, 1, 1) if world_size == 4 else (1,) * (world_size - 1)
+    less, more = (((4, *rest),) * 2) if world_size == 4 else ((2, *rest), (3, *rest))
+    yield Variant(balance=less)
+    yield Variant(tail=1, balance=more)
+    yield Variant(accum=2, mixing=True, balance=more)
+    yield Variant("adamw", accum=2, clip=True, balance=less)
 
 
 @dataclass(frozen=True)
@@ -139,6 +154,7 @@ class ProofJob:
         tree["optim"] |= {"name": variant.optimizer, "lr": 0.05 if variant.optimizer == "sgd" else 1e-3, "eps": 1e-6}
         tree["optim"] |= {"clip_grad": CLIP_LIMIT if variant.clip else None, "lr_scaling": "none", "min_lr": 0.0}
         tree["parallel"] |= {"engine": self.engine, "zero_stage": self.zero_stage}
+        tree["parallel"]["balance"] = list(variant.balance) or "none"
         tree["performance"] |= {"checkpointing": variant.checkpointing, "compile": variant.compile}
         tree["performance"] |= {"cuda_graph": variant.cuda_graph}
         if self.is_reference:
@@ -190,7 +206,7 @@ def _engine_jobs(config: RunConfig, nproc: int, engines: Sequence[str], device_t
             raise ConfigError(f"--engine {text} is unknown; choose from {', '.join(CHOICES)}")
         engine, _, stage = text.partition(":")
         place = Place(engine, int(stage or 0), nproc, device_type)
-        found = variants(config, engine, _fast_paths(config, place))
+        found = variants(config, engine, _fast_paths(config, place), nproc)
         yield ProofJob(engine, place.zero_stage, nproc, global_batch_size(nproc), tuple(found))
 
 
