@@ -137,6 +137,19 @@ def test_after_a_change_it_begins_anew() -> None:
     assert all(balancer.hear((16, 8), [16.0, 16.0]) is None for _ in range(9))
 
 
+def test_each_change_takes_twice_the_patience() -> None:
+    """Times that swing with others' load do not make shares swing for ever."""
+    balancer = Rebalancer([own(0, 1), own(0, 1)], (12, 12), 1)
+    waited = []
+    for swing in range(3):
+        slow, count = (1, 2) if swing % 2 else (2, 1), 1
+        while (found := balancer.hear(balancer.shares, forwards(balancer.shares, slow))) is None:
+            count += 1
+        waited.append(count)
+        balancer.change(found.shares)
+    assert waited == [PATIENCE, 2 * PATIENCE, 4 * PATIENCE]
+
+
 def test_a_straggler_is_told_once_with_its_first_update_and_its_cost() -> None:
     watch = StragglerWatch()
     even, slow = [0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.3, 0.1]

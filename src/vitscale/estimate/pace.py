@@ -109,13 +109,15 @@ class Rebalancer:
     """Whether to change the shares, from the forwards that the ranks time during the run.
 
     A forward that takes k times what was measured at the start means a rank that is k times slower now; a factor that
-    all ranks have in common changes nothing. A change must pay in PATIENCE intervals in a row.
+    all ranks have in common changes nothing. A change must pay in PATIENCE intervals in a row, and each later one in
+    twice as many as the one before: where others' load makes the times swing, shares must not swing with them for ever.
     """
 
     def __init__(self, paces: Sequence[OwnPace], shares: Sequence[int], unit: int) -> None:
         self.shares = tuple(shares)
         self._paces, self._unit = paces, unit
-        self._factors: deque[list[float]] = deque(maxlen=PATIENCE)
+        self._patience = PATIENCE
+        self._factors: deque[list[float]] = deque(maxlen=self._patience)
         self._paid = 0
 
     def hear(self, images: Sequence[int], forward_s: Sequence[float]) -> Proposal | None:
@@ -128,12 +130,13 @@ class Rebalancer:
         now = [pace.whole.times(factor) for pace, factor in zip(self._paces, factors, strict=True)]
         found = propose(now, self.shares, self._unit)
         self._paid = self._paid + 1 if found else 0
-        return found if self._paid >= PATIENCE else None
+        return found if self._paid >= self._patience else None
 
     def change(self, shares: Sequence[int]) -> None:
         """Begin anew at other shares."""
         self.shares = tuple(shares)
-        self._factors.clear()
+        self._patience *= 2
+        self._factors = deque(maxlen=self._patience)
         self._paid = 0
 
 
