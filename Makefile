@@ -14,7 +14,7 @@ BIN := $(VENV)/bin/
 STAMP := $(VENV)/installed
 endif
 
-.PHONY: demo test lint types imports tests cluster build docs clean
+.PHONY: demo test lint types imports tests slow build docs clean
 
 demo: $(STAMP)
 	$(BIN)vitscale study digits-demo --device cpu --out runs/demo
@@ -34,8 +34,8 @@ imports: $(STAMP)
 tests: $(STAMP)
 	$(BIN)python -m pytest
 
-cluster: $(STAMP)
-	$(BIN)python -m pytest -m cluster
+slow: $(STAMP)
+	$(BIN)python -m pytest -m slow
 
 build: $(STAMP)
 	$(BIN)python -m build --wheel --no-isolation --outdir .cache/dist

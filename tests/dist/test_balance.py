@@ -76,6 +76,7 @@ def losses(found: dict[str, Any]) -> list[float]:
     return [loss for row in of(found, "train") for loss in row["losses"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_unequal_ranks_come_within_a_tenth_of_the_ideal(engine: str, tmp_path: Path) -> None:
     """The ideal is global_batch_size / the sum of the ranks' images per second."""
@@ -105,6 +106,7 @@ def test_unequal_ranks_come_within_a_tenth_of_the_ideal(engine: str, tmp_path: P
         assert of(auto, "straggler") == of(auto, "balance") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "zero3"])  # the forward as a whole, and leaf by leaf
 def test_shares_follow_a_device_that_slows_down(engine: str, tmp_path: Path) -> None:
     """Equal for 8 updates, then rank 1 takes twice as long; beside it a run that only tells of it."""

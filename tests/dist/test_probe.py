@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from two_hosts import two_hosts, why_not
 
-pytestmark = [pytest.mark.dist, pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
 CASES = [[4, 1], [4, 4], [16, 1], [16, 2]]
 
