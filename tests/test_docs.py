@@ -20,6 +20,8 @@ from vitscale.cli import main
 from vitscale.config.decide import decide, optimizer_pair
 from vitscale.config.load import load_config, recipes
 from vitscale.config.study import load_study, studies
+from vitscale.results.rates import images_per_s
+from vitscale.results.records import read_records
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -223,6 +225,19 @@ def table() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_readme_has_the_figures_of_the_shootout() -> None:
+    records, broken = read_records(ROOT / "benchmarks" / "2026-11-shootout-h200")
+    assert broken == 0
+    readme, notes = text_of("README.md"), text_of("benchmarks/2026-11-shootout-h200/NOTES.md")
+    assert len(records) == 21
+    assert f"{len(records)} of 36 cases" in readme
+    for record in records:
+        rate = f"{images_per_s(record):,.0f}"
+        assert f"| {rate}" in notes, record.case
+        if record.axes["micro_batch_size"] == 256 and record.axes["compile"]:
+            assert f" {rate}" in readme.replace("\n", " "), record.case
 
 
 def test_the_readme_has_the_records_figures() -> None:

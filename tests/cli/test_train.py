@@ -234,3 +234,15 @@ def test_an_interrupt_says_from_where_the_run_can_go_on(
     assert said.startswith("error: interrupted; ")
     assert words in said
     assert said.count("\n") == 1
+
+
+def test_sigterm_while_no_rank_runs_is_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two attempts of --restarts there is nobody to pass it on to."""
+    monkeypatch.setattr(
+        "vitscale.cli.train_group.train_in_group", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert cli.run(["train", "digits", "--restarts", "1", "--out", str(tmp_path / "run")]) == 75
+    finally:
+        signal.signal(signal.SIGTERM, before)

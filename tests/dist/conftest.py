@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import two_hosts.py beside them, and engine_making.py, which ranks get by path."""
+"""Lets the tests of this folder import engine_list.py and two_hosts.py beside them, and engine_making.py, which ranks get by path."""
 
 import sys
 from pathlib import Path

@@ -12,20 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_list import ENGINES
 
 from vitscale.study.case import Job
 from vitscale.study.runner import run_job
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(900)]
 HERE = Path(__file__).parent
-ENGINES: dict[str, dict[str, Any]] = {
-    "ddp": {"engine": "ddp"},
-    "fsdp2": {"engine": "fsdp2"},
-    "zero0": {"engine": "deepspeed", "zero_stage": 0},
-    "zero1": {"engine": "deepspeed", "zero_stage": 1},
-    "zero2": {"engine": "deepspeed", "zero_stage": 2},
-    "zero3": {"engine": "deepspeed", "zero_stage": 3},
-}
 FAST = 0.05  # seconds per image of a fast device, forward and backward together
 GLOBAL_BATCH = 30  # 20 and 10 images at 2:1, 24 and 6 at 4:1
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_list import ENGINES
 import torch
 from engine_making import (
     FREEZING,
@@ -33,14 +34,6 @@ from vitscale.study.runner import run_job
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
-ENGINES: dict[str, dict[str, Any]] = {
-    "ddp": {"engine": "ddp"},
-    "fsdp2": {"engine": "fsdp2"},
-    "zero0": {"engine": "deepspeed", "zero_stage": 0},
-    "zero1": {"engine": "deepspeed", "zero_stage": 1},
-    "zero2": {"engine": "deepspeed", "zero_stage": 2},
-    "zero3": {"engine": "deepspeed", "zero_stage": 3},
-}
 EVERYWHERE = (
     "ema", "ema_bf16", "masters", "clipping", "checkpointing", "groups", "freezing", "freezing_bf16", "dropout",
     "counting", "changed",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_list import ENGINES
 import torch
 from safetensors.torch import load_file
 
@@ -21,14 +22,6 @@ from vitscale.study.runner import run_job
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(900)]
 HERE = Path(__file__).parent
 TOTAL, EVERY = 24, 6
-ENGINES = {
-    "ddp": {"engine": "ddp"},
-    "fsdp2": {"engine": "fsdp2"},
-    "zero0": {"engine": "deepspeed", "zero_stage": 0},
-    "zero1": {"engine": "deepspeed", "zero_stage": 1},
-    "zero2": {"engine": "deepspeed", "zero_stage": 2},
-    "zero3": {"engine": "deepspeed", "zero_stage": 3},
-}
 
 
 def config(parallel: dict[str, Any], **changes: Any) -> dict[str, Any]:

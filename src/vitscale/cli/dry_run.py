@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from vitscale.estimate.memory import activation_bytes, model_state
+from vitscale.estimate.memory import activation_bytes, state_of
 from vitscale.estimate.vit import ViTShape, num_parameters, shape_of, training_flops
 from vitscale.hardware import peak_flops
 from vitscale.observers.progress import span
@@ -73,15 +73,7 @@ def _memory(plan: Plan, shape: ViTShape, count: int | None) -> list[tuple[str, s
     if count is None:
         return [("memory", f"{UNKNOWN}: this model's blocks are not standard")]
     config, decisions = plan.config, plan.decisions
-    state = model_state(
-        count,
-        engine=decisions.engine,
-        zero_stage=decisions.zero_stage,
-        params=decisions.precision.params,
-        optimizer=config.optim.name,
-        ema=config.optim.ema_decay is not None,
-        world_size=decisions.world_size,
-    )
+    state = state_of(config, decisions, count)
     activations = activation_bytes(
         shape,
         max(decisions.shares),

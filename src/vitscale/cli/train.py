@@ -107,6 +107,7 @@ def _train(plan: Plan, folder: Path, outer: OuterLaunch | None, *, fresh: bool, 
     from vitscale.cli.train_group import train_in_group
     from vitscale.config.load import dump_config
 
+    signal.signal(signal.SIGTERM, _stop)  # until the group or the trainer takes over, and after it
     if outer is None and (plan.decisions.world_size > 1 or restarts):
         return train_in_group(plan, folder, fresh=fresh, restarts=restarts, hang_s=hang_s)
     config_file = folder / "config.yaml"
@@ -135,7 +136,6 @@ def _train_here(plan: Plan, config_file: Path, outer: OuterLaunch | None, *, fre
     if outer is not None:
         adopt(outer, os.environ)
         watch_launcher()
-    signal.signal(signal.SIGTERM, _stop)  # until the trainer takes over, and after it
     from vitscale.phases import NULL
     from vitscale.run import train_from_file
     from vitscale.study.rank import watched_host

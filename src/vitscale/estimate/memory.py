@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from vitscale.config.decide import Decisions
+from vitscale.config.run import RunConfig
 from vitscale.estimate.vit import ViTShape, block_parameters, num_parameters, stem_convs
 
 _BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "float8": 2}
@@ -27,6 +29,19 @@ class ModelState(NamedTuple):
     def total(self) -> int:
         """Sum of all parts."""
         return sum(self)
+
+
+def state_of(config: RunConfig, decisions: Decisions, num_parameters: int) -> ModelState:
+    """Model state per device of a run."""
+    return model_state(
+        num_parameters,
+        engine=decisions.engine,
+        zero_stage=decisions.zero_stage,
+        params=decisions.precision.params,
+        optimizer=config.optim.name,
+        ema=config.optim.ema_decay is not None,
+        world_size=decisions.world_size,
+    )
 
 
 def model_state(

@@ -22,7 +22,7 @@ from vitscale.engine.base import LossFn
 from vitscale.engine.edge import Edge
 from vitscale.engine.own_time import OwnTime, waits_in_forward
 from vitscale.errors import DeviceError
-from vitscale.estimate.memory import model_state
+from vitscale.estimate.memory import state_of
 from vitscale.estimate.pace import OwnPace, fit_pace
 from vitscale.models.drop_path import num_draws, set_draws
 from vitscale.parallel.apply import DTYPES, checkpoint_activations
@@ -129,15 +129,7 @@ def _most(
 ) -> int | None:
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
-    state = model_state(
-        sum(p.numel() for p in model.parameters()),
-        engine=decisions.engine,
-        zero_stage=decisions.zero_stage,
-        params=decisions.precision.params,
-        optimizer=config.optim.name,
-        ema=config.optim.ema_decay is not None,
-        world_size=decisions.world_size,
-    )
+    state = state_of(config, decisions, sum(p.numel() for p in model.parameters()))
     return images_that_fit(int(total * USABLE) - others - state.total, small[::3], large[::3], decisions.unit)
 
 

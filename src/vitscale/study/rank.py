@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitscale.distributed import environment_ranks
-from vitscale.errors import EXIT_RUN_FAILED
+from vitscale.errors import EXIT_RUN_FAILED, RunFolderError
 from vitscale.launch.child import STATUS_DIR, run_rank
 from vitscale.launch.detect import OuterLaunch
 from vitscale.phases import NULL, Recorder
@@ -65,6 +65,8 @@ def _meeting_place() -> Path:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     folder = Path(tempfile.gettempdir()) / f"vitscale-{os.getuid()}-{os.getppid()}-{attempt}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise RunFolderError(f"{folder} belongs to somebody else; remove it, or set TMPDIR to a folder of your own")
     return folder
 
 
